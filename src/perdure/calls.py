@@ -1,0 +1,105 @@
+"""What a tool's function may take and give besides plain values: the context of its call, and results that are not a value."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from perdure.contracts.contract import JsonObject
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A tool's result when it cannot say whether its effect happened. Nothing is assumed from it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Suspend:
+    """A tool's result when it needs an answer from outside: the run parks; a fitting answer becomes the call's result."""
+
+    reason: str
+    schema: JsonObject
+    """JSON schema the answer is checked against before it is recorded."""
+    kind: str = "question"
+    """What is waited for, carried unchanged into the park report (a webhook is never shown as a question)."""
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """A tool's result when it wants to go on later: the run parks until the instant."""
+
+    until: datetime
+    """Aware; kept as UTC."""
+
+
+class ToolFailed(Exception):
+    """A failure the model should read: raise it or return it. The message goes to the model, bounded."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Media:
+    """Bytes of a kind the model can look at (an image, a document)."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True)
+class ProcessResult:
+    """How a process started by `CallContext.run` ended."""
+
+    exit_code: int
+    """Negative: ended by that signal."""
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """The context of one attempt at one call, given to a tool's parameter of this type and absent from its schema."""
+
+    run_id: str
+    call_id: str
+    attempt: int
+    """1 for the first; recovery and live retries count on."""
+    epoch: int
+    """The driver's epoch: hand it to a system that can fence off an older driver."""
+    idempotency_key: str | None
+    """Stable over crashes and retries; None for reads and writes. Never shown to the model."""
+    deadline: datetime | None
+    """When the call times out (UTC); None without a time limit."""
+    _cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the runtime has given the call up (a time limit, a cancel). For blocking functions to look at."""
+        return self._cancelled.is_set()
+
+    async def run(self, argv: Sequence[str], *, timeout: float | None = None) -> ProcessResult:
+        """Runs a program in a process group of its own, which is ended when the call ends, is cancelled, or `timeout`
+        seconds have passed (then TimeoutError is raised)."""
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                stdout, stderr = await process.communicate()
+            return ProcessResult(process.returncode or 0, stdout, stderr)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()

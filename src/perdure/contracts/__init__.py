@@ -1,0 +1,1 @@
+"""Values that cross a boundary: immutable, closed, provider-neutral. Imports nothing above itself."""

@@ -1,0 +1,46 @@
+"""The base of every value that crosses a boundary, its one byte form, and the digest of that form.
+
+Owns canonical JSON. Refuses to know any particular contract: those live beside it, by subject.
+"""
+
+import hashlib
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+JsonValue: TypeAlias = Any
+"""What JSON can hold, integers within 64 bits. Typed as Any because a recursive alias costs callers casts, not safety:
+values enter through `perdure.contracts.values.to_json`, which checks them."""
+
+JsonObject: TypeAlias = dict[str, Any]
+
+T = TypeVar("T")
+
+
+class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An immutable, closed record: an unknown field on input is an error, a default is not written."""
+
+
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An immutable record read back from a journal: a field added by a later release of the same schema version is ignored."""
+
+
+_canonical_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def canonical(value: object) -> bytes:
+    """The one byte form of a value: JSON in UTF-8 with sorted keys and no white space.
+
+    Not-a-number is the caller's to keep out (`values.to_json` does); this encoder would write it as null.
+    """
+    return _canonical_encoder.encode(value)
+
+
+def content_digest(data: bytes) -> str:
+    """SHA-256 of the bytes, in lower-case hex (64 characters)."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def value_digest(value: object) -> str:
+    """`content_digest` of the canonical form."""
+    return content_digest(canonical(value))

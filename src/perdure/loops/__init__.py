@@ -1,0 +1,1 @@
+"""Loops written over `RunContext` alone, as a user's own would be."""

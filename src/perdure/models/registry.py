@@ -1,0 +1,64 @@
+"""From a model's name in an agent file to its client."""
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable
+
+from perdure.errors import ConfigurationError
+from perdure.ports import ModelClient
+
+
+def _openai(name: str, base_url: str | None) -> ModelClient:
+    from perdure.models.openai_chat import OpenAIChat
+
+    return OpenAIChat(name, base_url=base_url)
+
+
+_PROVIDERS: dict[str, Callable[[str, str | None], ModelClient]] = {"openai": _openai}
+
+
+def model_client(ref: str, *, base_url: str | None = None) -> ModelClient:
+    """The client a reference names.
+
+    Args:
+        ref: `provider:name`, or `module:attribute` of a `ModelClient` or of a function that makes one.
+        base_url: for a provider: another server that speaks its protocol.
+
+    Raises:
+        ConfigurationError: nothing is there by that name, or what is there is no model client.
+    """
+    head, colon, name = ref.partition(":")
+    if not (head and colon and name):
+        raise _bad(ref, "a model is written provider:name or module:attribute", "write openai:NAME, say")
+    provider = _PROVIDERS.get(head)
+    if provider is not None:
+        return provider(name, base_url)
+    if "." not in head and importlib.util.find_spec(head) is None:
+        near = difflib.get_close_matches(head, _PROVIDERS, n=1, cutoff=0.5)
+        known = f"did you mean {near[0]}?" if near else f"known providers are {', '.join(sorted(_PROVIDERS))}"
+        raise _bad(ref, f"there is no provider and no module {head!r}", known)
+    return _imported(ref, head, name)
+
+
+def _imported(ref: str, module_name: str, attribute: str) -> ModelClient:
+    try:
+        found = importlib.import_module(module_name)
+    except ImportError as error:
+        raise _bad(ref, f"importing {module_name} failed: {error}", "check the name and the folder it is in") from error
+    thing: object = found
+    for part in attribute.split("."):
+        thing = getattr(thing, part, None)
+    if callable(thing) and not _is_client(thing):
+        thing = thing()
+    if not _is_client(thing):
+        raise _bad(ref, f"{attribute!r} in {module_name} is no ModelClient ({type(thing).__name__})", "name one")
+    return thing  # type: ignore[return-value]  # checked by shape just above
+
+
+def _is_client(thing: object) -> bool:
+    return not isinstance(thing, type) and all(hasattr(thing, name) for name in ("target", "strict", "stream", "close"))
+
+
+def _bad(ref: str, found: str, next: str) -> ConfigurationError:
+    return ConfigurationError(found, where=f"model {ref!r}", next=next)

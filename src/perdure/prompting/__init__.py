@@ -1,0 +1,1 @@
+"""From a transcript and an agent's definition to a model request. Pure."""

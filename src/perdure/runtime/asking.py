@@ -1,0 +1,164 @@
+"""One model call: reserve, record the intent, stream, record the turn. A broken stream is another attempt at the same call."""
+
+from typing import NoReturn
+
+import msgspec
+
+from perdure.contracts.contract import canonical
+from perdure.contracts.limits import cost_of
+from perdure.contracts.messages import AssistantTurn, Usage
+from perdure.contracts.notices import NoticeKind
+from perdure.errors import ModelError
+from perdure.journal import events as ev
+from perdure.journal.cursor import Live, Permit, Replayed
+from perdure.journal.transcript import Transcript, TurnEntry, UserEntry, keyed_digest
+from perdure.prompting.request import ModelRequest
+from perdure.runtime import gates
+from perdure.runtime.drive import Drive
+from perdure.runtime.turns import assemble
+
+ATTEMPTS = 3
+"""Attempts at one model call in one drive, for failures that may pass."""
+FIRST_RETRY_S = 0.5
+"""Pause before the second attempt, in seconds; doubled for each further one."""
+LONGEST_RETRY_S = 60.0
+"""A provider that asks for a longer pause than this fails the call."""
+_BYTES_PER_TOKEN = 4
+"""For estimating tokens a provider did not report; always flagged as an estimate."""
+
+
+class Asking:
+    """The model side of one drive."""
+
+    def __init__(self, drive: Drive) -> None:
+        self._drive = drive
+        self._part_digests: dict[str, tuple[object, str]] = {}
+
+    async def ask(self, call: str, request: ModelRequest) -> AssistantTurn:
+        """The turn, replayed or asked for; appended to the transcript the request is a view of.
+
+        Raises:
+            ModelError: the call failed for good.
+        """
+        drive, transcript = self._drive, request.transcript.owner
+        drive.must_not_have_ended(f"a model call at {call}")
+        repairs = int(request.notice is not None and request.notice.kind is not NoticeKind.NO_CALL)
+        await gates.reserve(drive, call, gates.Need(model_turns=1, repairs=repairs))
+        asked, parts = self._intent(call, request, transcript)
+        request = msgspec.structs.replace(request, transcript=transcript.view(), notice=None)
+        match drive.cursor.intend_model(asked, parts):
+            case Replayed(ev.ModelCallCompleted(turn=turn)):
+                pass
+            case Replayed(failed):
+                assert isinstance(failed, ev.ModelCallFailed)
+                raise ModelError(failed.reason, failed.message, where=f"call {call}", retryable=failed.retryable)
+            case Live(permit):
+                turn = await self._live(permit, asked, request)
+        transcript.append(TurnEntry(call, turn))
+        return turn
+
+    def _intent(
+        self, call: str, request: ModelRequest, transcript: Transcript
+    ) -> tuple[ev.ModelCallRequested, dict[str, str]]:
+        recorded = self._drive.cursor.peek()
+        # The recorded text is what was sent; a later release may word a notice otherwise.
+        replayed = isinstance(recorded, ev.ModelCallRequested)
+        notice = recorded.notice if isinstance(recorded, ev.ModelCallRequested) else request.notice
+        if notice is not None:
+            transcript.append(UserEntry(notice.text))
+        parts = {
+            "system": self._digest("system", request.instructions),
+            "tools": self._digest("tools", request.tools),
+            "settings": self._digest("settings", (request.settings, request.tool_choice)),
+        }
+        changed = {} if replayed else self._drive.cursor.changed_parts(parts)
+        target, digest = self._drive.bindings.model.target, transcript.digest(self._drive.key)
+        return ev.ModelCallRequested(call, target, digest, changed, notice), parts
+
+    def _digest(self, name: str, part: object) -> str:
+        known = self._part_digests.get(name)
+        if known is None or known[0] != part:
+            known = (part, keyed_digest(self._drive.key, canonical(part)))
+            self._part_digests[name] = known
+        return known[1]
+
+    async def _live(self, permit: Permit, asked: ev.ModelCallRequested, request: ModelRequest) -> AssistantTurn:
+        drive = self._drive
+        if permit.intended:
+            await self._recover(permit)
+        else:
+            drive.safe_point()
+            drive.record(permit, asked)
+        attempt = 1
+        while True:
+            await drive.dispatchable()
+            try:
+                turn = await self._stream(asked.call, request)
+            except ModelError as error:
+                if attempt >= ATTEMPTS or not _may_pass(error):
+                    self._fail(permit, error)
+                await self._again(permit, error, attempt)
+                attempt += 1
+                continue
+            turn = _with_usage(turn, request)
+            drive.record(permit, ev.ModelCallCompleted(permit.call, turn, cost_of(turn.usage, drive.spec.policy.price)))
+            return turn
+
+    async def _stream(self, call: str, request: ModelRequest) -> AssistantTurn:
+        model, on_delta = self._drive.bindings.model, self._drive.bindings.on_delta
+        return await assemble(
+            model.stream(request),
+            strict=model.strict,
+            idle_timeout_s=request.settings.idle_timeout_s,
+            timeout_s=request.settings.timeout_s,
+            on_delta=None if on_delta is None else lambda event: on_delta(call, event),
+        )
+
+    async def _recover(self, permit: Permit) -> None:
+        """The driver before stopped inside this call: it stays charged, and a new attempt is charged too."""
+        drive = self._drive
+        if drive.spec.policy.resume_mode == "conservative":
+            message = "a model call was in flight when the run stopped; nothing is started again in conservative mode"
+            drive.record(permit, ev.ModelCallFailed(permit.call, "interrupted", message))
+            drive.finish("interrupted", "interrupted", f"The run stopped inside model call {permit.call}: {message}.")
+        await gates.reserve(drive, permit.call, gates.Need(model_turns=1))
+        drive.safe_point()
+        n = drive.state.open[permit.call].attempt + 1
+        drive.record(permit, ev.AttemptStarted(permit.call, n, "recovery"))
+
+    async def _again(self, permit: Permit, error: ModelError, attempt: int) -> None:
+        drive = self._drive
+        pause = error.retry_after_s if error.retry_after_s is not None else FIRST_RETRY_S * 2 ** (attempt - 1)
+        await drive.bindings.clock.sleep(pause)
+        await gates.reserve(drive, permit.call, gates.Need(model_turns=1))
+        drive.safe_point()
+        n = drive.state.open[permit.call].attempt + 1
+        usage = getattr(error, "usage", None)
+        drive.record(permit, ev.AttemptStarted(permit.call, n, "retry", f"{error.kind}: {error.found}"[:500], usage))
+
+    def _fail(self, permit: Permit, error: ModelError) -> NoReturn:
+        usage = getattr(error, "usage", None)
+        failed = ev.ModelCallFailed(permit.call, error.kind, str(error)[:2000], error.retryable, usage)
+        self._drive.record(permit, failed)
+        raise error
+
+
+def _may_pass(error: ModelError) -> bool:
+    return error.retryable and (error.retry_after_s or 0.0) <= LONGEST_RETRY_S
+
+
+def _with_usage(turn: AssistantTurn, request: ModelRequest) -> AssistantTurn:
+    """Fills in what the provider did not report, flagged as an estimate: unknown usage would otherwise escape every limit."""
+    usage = turn.usage
+    if usage.input_tokens is not None and usage.output_tokens is not None:
+        return turn
+    sent = request.transcript.owner.hashed_bytes + len(request.instructions)
+    received = len(canonical(turn.content))
+    estimated = Usage(
+        input_tokens=usage.input_tokens if usage.input_tokens is not None else -(-sent // _BYTES_PER_TOKEN),
+        output_tokens=usage.output_tokens if usage.output_tokens is not None else -(-received // _BYTES_PER_TOKEN),
+        cached_tokens=usage.cached_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        estimated=True,
+    )
+    return msgspec.structs.replace(turn, usage=estimated)

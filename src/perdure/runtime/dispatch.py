@@ -1,0 +1,286 @@
+"""A batch of tool calls: all are checked before any starts, each intent is recorded directly before its own dispatch, and
+observations go back in call order.
+
+Writes are barriers; only adjacent reads marked parallel overlap. On replay nothing is checked again: what was dispatched or refused
+stands in the journal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.calls import CallContext
+from perdure.contracts.agents import ANSWER_TOOL
+from perdure.contracts.contract import content_digest
+from perdure.contracts.messages import (
+    Effect,
+    Observation,
+    ObservationStatus,
+    ToolCall,
+)
+from perdure.journal import events as ev
+from perdure.journal.cursor import Live, Replayed
+from perdure.ports import BoundCall, InvalidArgumentsError, Tool
+from perdure.prompting import texts
+from perdure.runtime import gates
+from perdure.runtime.drive import Drive
+from perdure.runtime.executing import Work
+from perdure.runtime.guards import Settled, fingerprint
+from perdure.runtime.settling import Settling
+
+_LIMIT = "limit "
+"""Begins the reason of a refusal at a limit; the limit's name follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call is not dispatched, and what the model reads."""
+
+    reason: str
+    text: str
+    message: str | None = None
+    """What it would have said without a collapse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A call at its place, with the verdict on it."""
+
+    id: str
+    call: ToolCall
+    verdict: Work | Refusal | None
+    """None: the answer tool, taken."""
+
+
+class Dispatch:
+    """The tool side of one drive."""
+
+    def __init__(self, drive: Drive) -> None:
+        self._drive = drive
+        self._settling = Settling(drive)
+        self._descriptors = {descriptor.name: descriptor for descriptor in drive.spec.tools}
+
+    async def use(self, calls: Sequence[tuple[str, ToolCall]]) -> tuple[Observation, ...]:
+        """Runs a batch; one observation a call, in call order."""
+        self._drive.must_not_have_ended("a batch of tool calls")
+        placed = [Placed(id, call, self._verdict(id, call, len(calls))) for id, call in calls]
+        placed = self._held_back(placed)
+        await self._accept(placed)
+        seen: list[Observation] = []
+        for group in self._groups(placed):
+            stop = self._stop_before(group)
+            if stop is not None:
+                return self._close(placed[len(seen) :], stop)
+            seen.extend(await self._run_group(group))
+        return tuple(seen)
+
+    async def run_one(self, work: Work) -> ev.ToolCallCompleted | ev.ToolCallFailed:
+        """Runs a call of the loop's own making (`RunContext.do`)."""
+        self._drive.must_not_have_ended(f"a call of {work.tool}")
+        await gates.reserve(self._drive, work.call, gates.Need(tool_calls=1))
+        return (await self._settling.settle((work,)))[0]
+
+    # Checking
+
+    def _verdict(self, id: str, call: ToolCall, batch: int) -> Work | Refusal | None:
+        recorded = self._drive.cursor.dispatch_of(id)
+        if isinstance(recorded, ev.ToolCallRefused):
+            return Refusal(recorded.reason, recorded.observation, recorded.message)
+        if call.fault is not None:
+            return Refusal("faulty_call", texts.faulty_call(call))
+        if call.name == ANSWER_TOOL and self._drive.spec.output_schema is not None:
+            return self._answer_verdict(call, batch)
+        tool = self._drive.bindings.tools.get(call.name)
+        if tool is None or call.name not in self._descriptors:
+            offered = [descriptor.name for descriptor in self._drive.spec.tools]
+            return Refusal("unknown_tool", texts.unknown_tool(call.name, offered))
+        if recorded is not None:
+            # Checked when it was recorded; a library that checks otherwise today must not change what was decided.
+            bound = _bound_late(tool, call)
+        else:
+            try:
+                bound = tool.bind(call.arguments)
+            except InvalidArgumentsError as error:
+                return Refusal("invalid_arguments", error.diagnostic)
+        effect = self._descriptors[call.name].effect
+        key = idempotency_key(self._drive.run_id, id) if effect is Effect.IDEMPOTENT else None
+        return Work(id, call.name, call.arguments, effect, key, bound, tool.timeout_s, tool.retries)
+
+    def _answer_verdict(self, call: ToolCall, batch: int) -> Refusal | None:
+        if batch > 1:
+            return Refusal("answer_not_alone", texts.ANSWER_NOT_ALONE)
+        check = self._drive.bindings.answer_check
+        # Work recorded after an answer that was not refused means that it was taken then; it is not judged again.
+        problem = None if check is None or not self._drive.cursor.live else check.problem(call.arguments)
+        if problem is None:
+            return None
+        text = texts.wrong_answer(problem)
+        count = self._drive.guards.failures_with(ANSWER_TOOL, text)
+        if count == 1:
+            return Refusal("answer_invalid", text)
+        # A repeated violation is collapsed like any repeated failure.
+        return Refusal("answer_invalid", texts.failure(ANSWER_TOOL, text, count), text)
+
+    def _held_back(self, placed: list[Placed]) -> list[Placed]:
+        """If any call is bad, nothing with an effect runs; reads run unless the batch is strict."""
+        if not any(_is_bad(one.verdict) for one in placed):
+            return placed
+        strict = self._drive.spec.policy.batch == "strict"
+        return [
+            Placed(one.id, one.call, Refusal("not_dispatched", texts.NOT_DISPATCHED))
+            if isinstance(one.verdict, Work) and (strict or one.verdict.effect is not Effect.READ)
+            else one
+            for one in placed
+        ]
+
+    async def _accept(self, placed: list[Placed]) -> None:
+        """Reserves limits and order for the whole batch. A batch of one sound call needs no event: its intent says it."""
+        drive = self._drive
+        running = tuple(one.id for one in placed if isinstance(one.verdict, Work))
+        repair = any(_is_bad(one.verdict) for one in placed)
+        if not running and not repair:
+            return
+        need = gates.Need(tool_calls=len(running), repairs=int(repair))
+        await gates.reserve(drive, placed[0].id, need, lambda limit: self._refuse_all(placed, limit))
+        recorded = drive.cursor.peek()
+        # What was accepted stands: a call of it may have been closed later, so it is not compared with what would run now.
+        accepted = recorded if isinstance(recorded, ev.BatchAccepted) else ev.BatchAccepted(running, repair)
+        if accepted is recorded or (drive.cursor.live and (repair or len(running) > 1)):
+            match drive.cursor.observe(accepted):
+                case Live(permit):
+                    drive.safe_point()
+                    drive.record(permit, accepted)
+                case Replayed():
+                    pass
+
+    def _refuse_all(self, placed: list[Placed], limit: str) -> None:
+        for one in placed:
+            closed = one.verdict if isinstance(one.verdict, Refusal) else Refusal(_LIMIT + limit, texts.LIMIT_REACHED)
+            self.refuse(one.id, one.call.name, closed)
+
+    # Running
+
+    def _groups(self, placed: list[Placed]) -> list[list[Placed]]:
+        """Adjacent reads marked parallel together, every other call alone."""
+        groups: list[list[Placed]] = []
+        for one in placed:
+            if groups and self._parallel(one) and self._parallel(groups[-1][-1]):
+                groups[-1].append(one)
+            else:
+                groups.append([one])
+        return groups
+
+    def _parallel(self, one: Placed) -> bool:
+        descriptor = self._descriptors.get(one.call.name)
+        return (
+            isinstance(one.verdict, Work)
+            and descriptor is not None
+            and descriptor.parallel
+            and descriptor.effect is Effect.READ
+        )
+
+    def _stop_before(self, group: list[Placed]) -> Refusal | None:
+        """The guard before a dispatch; on replay, what it said then."""
+        first = group[0]
+        if isinstance(first.verdict, Refusal):
+            return first.verdict if _end_of(first.verdict) else None
+        if not isinstance(first.verdict, Work) or self._drive.cursor.dispatch_of(first.id) is not None:
+            return None
+        descriptor = self._descriptors[first.verdict.tool]
+        print_of = fingerprint(first.verdict.tool, first.verdict.arguments)
+        if self._drive.guards.repeats(print_of, descriptor):
+            return Refusal("repeated_action", texts.REPEATED_ACTION)
+        return None
+
+    def _close(self, rest: list[Placed], stop: Refusal) -> tuple[Observation, ...]:
+        for one in rest:
+            closed = one.verdict if isinstance(one.verdict, Refusal) else stop
+            self.refuse(one.id, one.call.name, closed)
+        outcome, reason = _end_of(stop) or ("failed", stop.reason)
+        self._drive.finish(outcome, reason, f"The run was stopped before call {rest[0].id} ({rest[0].call.name}): {stop.text}")
+
+    async def _run_group(self, group: list[Placed]) -> list[Observation]:
+        first = group[0]
+        if first.verdict is None:
+            text = texts.value_text(first.call.arguments)
+            return [Observation(first.id, first.call.name, ObservationStatus.ANSWER, text, first.call.arguments)]
+        if isinstance(first.verdict, Refusal):
+            return [self.refuse(first.id, first.call.name, first.verdict)]
+        work = first.verdict
+        if self._unknown_before(work):
+            return [self.refuse(first.id, work.tool, Refusal("outcome_unknown", texts.OUTCOME_UNKNOWN_BEFORE))]
+        works = tuple(one.verdict for one in group if isinstance(one.verdict, Work))
+        answers = await self._settling.settle(works)
+        return [await self._observe(work, answer) for work, answer in zip(works, answers, strict=True)]
+
+    def _unknown_before(self, work: Work) -> bool:
+        if work.effect is Effect.READ or self._drive.cursor.dispatch_of(work.call) is not None:
+            return False
+        return self._drive.guards.outcome_unknown(fingerprint(work.tool, work.arguments))
+
+    def refuse(self, id: str, tool: str, refusal: Refusal) -> Observation:
+        """Closes a call that is not dispatched, with what the model reads of it."""
+        event = ev.ToolCallRefused(id, tool, refusal.reason, refusal.text, refusal.message)
+        match self._drive.cursor.observe(event):
+            case Replayed(recorded):
+                event = recorded
+            case Live(permit):
+                self._drive.record(permit, event)
+        self._count_refusal(event)
+        return Observation(id, tool, ObservationStatus.REFUSED, event.observation)
+
+    def _count_refusal(self, event: ev.ToolCallRefused) -> None:
+        if event.reason == "answer_invalid":
+            print_of, text = fingerprint(event.tool, {}), event.message or event.observation
+            self._drive.guards.settle(Settled(event.tool, print_of, Effect.READ, event.call, text))
+
+    async def _observe(self, work: Work, answer: ev.ToolCallCompleted | ev.ToolCallFailed) -> Observation:
+        """The observation of a settled call; a tool that asked to wait is waited for here."""
+        observation = await self._settling.observation(work, answer)
+        count = self._drive.guards.settle(_counted(work, answer))
+        if self._drive.cursor.live and count >= self._drive.spec.policy.limits.max_repeated_actions:
+            self._drive.finish(
+                "partial",
+                "no_progress",
+                f"The run was stopped after call {work.call}: {work.tool} was called {count} times with the same arguments and "
+                "ended the same way each time, and nothing changed in between.",
+            )
+        return observation
+
+
+def _end_of(refusal: Refusal) -> tuple[str, str] | None:
+    """Outcome and terminal reason when a refusal ends the run once its batch is closed."""
+    if refusal.reason == "repeated_action":
+        return "failed", "repeated_action"
+    if refusal.reason.startswith(_LIMIT):
+        return gates.end_of(refusal.reason.removeprefix(_LIMIT))
+    return None
+
+
+def _bound_late(tool: Tool, call: ToolCall) -> BoundCall:
+    async def run(context: CallContext) -> object:
+        return await tool.bind(call.arguments)(context)
+
+    return run
+
+
+def idempotency_key(run_id: str, call: str) -> str:
+    """A call's key: 32 hex characters, the same on every attempt, different for every call.
+
+    Derived, never drawn: a retry after a crash must present the same key.
+    """
+    return content_digest(f"perdure idempotency key\n{run_id}\n{call}".encode())[:32]
+
+
+def _is_bad(verdict: Work | Refusal | None) -> bool:
+    """Whether a verdict spoils the batch: a fault of the call itself."""
+    return isinstance(verdict, Refusal) and verdict.reason in ("faulty_call", "unknown_tool", "invalid_arguments")
+
+
+def _counted(work: Work, answer: ev.ToolCallCompleted | ev.ToolCallFailed) -> Settled:
+    failed = isinstance(answer, ev.ToolCallFailed)
+    if isinstance(answer, ev.ToolCallFailed):
+        result, failure = fingerprint("failed", {"message": answer.message}), answer.message
+    else:
+        result, failure = fingerprint("completed", {"output": answer.output, "artifact": answer.artifact}), None
+    unknown = failed and isinstance(answer, ev.ToolCallFailed) and answer.reason == "unknown"
+    return Settled(work.tool, fingerprint(work.tool, work.arguments), work.effect, result, failure, unknown)

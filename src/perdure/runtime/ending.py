@@ -1,0 +1,135 @@
+"""From a loop to a recorded end or a park. The latch decides, not what the loop returned, raised or swallowed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from perdure.contracts.contract import JsonValue
+from perdure.contracts.values import to_json
+from perdure.errors import DivergedError, ModelError, Parked, RefusedError, ValueFormError
+from perdure.journal import events as ev
+from perdure.journal.cursor import Live, Permit, Replayed
+from perdure.prompting.texts import value_text
+from perdure.runtime.context import RunContext
+from perdure.runtime.drive import CANCELLED, ENDED, Drive
+
+Loop = Callable[[RunContext, str], Awaitable[Any]]
+
+LOOP_ERROR = "loop_error"
+"""Terminal reason of a run whose loop raised an error of its own."""
+
+
+async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
+    """Drives the loop until the run ends or parks, and records the end.
+
+    Raises:
+        RefusedError: the drive was refused (divergence, a lost lease, a failed store); nothing more was recorded.
+        asyncio.CancelledError: the process is going down; the run stays as recorded.
+    """
+    context = RunContext(drive)
+    text = value_text(task)
+    context.begin(text)
+    try:
+        output = await loop(context, text)
+    except (Exception, asyncio.CancelledError, BaseExceptionGroup, Parked) as error:
+        if drive.latch is None:
+            _end_by_error(drive, error)
+    else:
+        if drive.latch is None:
+            _end_in_success(drive, output)
+    await _after(drive)
+
+
+def _end_in_success(drive: Drive, output: object) -> None:
+    try:
+        value = to_json(output)
+    except ValueFormError as error:
+        return _end(drive, "failed", LOOP_ERROR, f"The loop returned a value that cannot be stored: {error}")
+    problem = _output_problem(drive, value)
+    if problem is not None:
+        return _end(drive, "failed", LOOP_ERROR, f"The loop returned a value that does not fit the output schema: {problem}")
+    proposal = ev.ProposalReceived(value)
+    try:
+        match drive.cursor.observe(proposal):
+            case Live(permit):
+                drive.safe_point()
+                drive.record(permit, proposal)
+            case Replayed():
+                pass
+        if drive.cursor.live and drive.state.end is None:
+            drive.record(_end_permit(drive), ev.RunCompleted("final", "unverified", value_text(value)))
+    except RefusedError as error:
+        drive.latch = drive.latch or error
+    except Parked:
+        return None  # latched by the safe point
+    return None
+
+
+def _output_problem(drive: Drive, value: JsonValue) -> str | None:
+    check = drive.bindings.answer_check
+    # Recorded proposals were judged when they were made.
+    return None if check is None or not drive.cursor.live else check.problem(value)
+
+
+def _end_by_error(drive: Drive, error: BaseException) -> None:
+    if isinstance(error, RefusedError):
+        drive.latch = error
+    elif isinstance(error, asyncio.CancelledError):
+        raise error
+    elif isinstance(error, ModelError):
+        _end(drive, "failed", "model_error", f"The model could not be asked: {error}")
+    else:
+        _end(drive, "failed", LOOP_ERROR, f"The loop stopped with an error: {type(error).__name__}: {error}")
+
+
+def _end(drive: Drive, outcome: str, reason: str, answer: str) -> None:
+    if not drive.cursor.live:
+        # Recorded work follows that the loop did not come to this time: not a failure to record, but a divergence.
+        recorded = drive.cursor.peek()
+        drive.latch = _diverged(recorded, answer)
+        return
+    try:
+        drive.record(_end_permit(drive), ev.RunFailed(outcome, reason, answer))
+    except RefusedError as error:
+        drive.latch = drive.latch or error
+
+
+def _diverged(recorded: ev.Event | None, answer: str) -> RefusedError:
+    held = "nothing" if recorded is None else recorded.event_kind
+    return DivergedError("end", held, f"the end of the run ({answer[:200]})", "request")
+
+
+async def _after(drive: Drive) -> None:
+    """What the latch asks for, then everything durable."""
+    latch = drive.latch
+    if isinstance(latch, RefusedError):
+        raise latch
+    if isinstance(latch, Parked) and latch.kind == ENDED:
+        _record_end(drive, ev.RunFailed(**latch.detail))
+    elif isinstance(latch, Parked) and latch.kind == CANCELLED:
+        _cancel(drive)
+    await drive.journal.commit()
+
+
+def _cancel(drive: Drive) -> None:
+    request = drive.cancel_requested or ev.CancelRequested()
+    unresolved = (*drive.unresolved, *(call.call for call in drive.state.doubts()))
+    _record_end(drive, request)
+    _record_end(drive, ev.RunCancelled(cancelled_answer(request, unresolved), unresolved))
+
+
+def cancelled_answer(request: ev.CancelRequested, unresolved: tuple[str, ...]) -> str:
+    """What happened, for a person."""
+    why = f": {request.reason}" if request.reason else ""
+    doubt = f" Calls whose effect may have happened: {', '.join(unresolved)}." if unresolved else ""
+    return f"The run was cancelled{why}.{doubt}"
+
+
+def _record_end(drive: Drive, event: ev.Event) -> None:
+    if drive.state.end is None:
+        drive.journal.queue(_end_permit(drive), event)
+
+
+def _end_permit(drive: Drive) -> Permit:
+    """An end follows from the latch or the loop, not from a request of the loop's; it stands after everything replayed."""
+    return Permit("end")

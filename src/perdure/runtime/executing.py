@@ -1,0 +1,168 @@
+"""One attempt at one call: the function is run within its time limit, and however it ends becomes a fact."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import datetime
+
+from perdure.calls import CallContext, Media, Sleep, Suspend, ToolFailed, Unknown
+from perdure.contracts.contract import JsonObject, JsonValue
+from perdure.contracts.messages import Effect
+from perdure.contracts.values import to_json
+from perdure.errors import ValueFormError
+from perdure.ports import BoundCall
+from perdure.runtime.drive import Drive
+from perdure.runtime.gates import from_ns, to_ns
+
+GRACE_S = 1.0
+"""How long a cancelled function may take to end before it is left behind, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One call, checked and ready to run."""
+
+    call: str
+    tool: str
+    arguments: JsonObject
+    effect: Effect
+    key: str | None
+    bound: BoundCall
+    timeout_s: float | None = None
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It returned a value with an agreed form."""
+
+    value: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It ended without a value. `reason` as in `ToolCallFailed`; `again` says whether a live retry may help."""
+
+    reason: str
+    message: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """It asked to be answered later."""
+
+    suspend: Suspend
+
+
+@dataclass(frozen=True, slots=True)
+class Sleeps:
+    """It asked to go on at an instant, in UTC nanoseconds."""
+
+    until: int
+
+
+Result = Done | Failed | Waits | Sleeps
+
+
+async def attempt(drive: Drive, work: Work, number: int) -> Result:
+    """Runs the function once. Raises nothing but what ends the drive (a cancel)."""
+    given_up = threading.Event()
+    context = CallContext(
+        drive.run_id, work.call, number, drive.epoch, work.key, _deadline(drive, work.timeout_s), given_up
+    )
+    try:
+        return _result(work, await _within(work.bound(context), work.timeout_s))
+    except TimeoutError as error:
+        given_up.set()
+        return _lost(work, "timeout", str(error) or "it timed out")
+    except ConnectionError as error:
+        return _lost(work, "handler", _described(error))
+    except ToolFailed as error:
+        return Failed("handler", error.message)
+    except asyncio.CancelledError:
+        given_up.set()
+        task = asyncio.current_task()
+        if drive.cancel_requested is not None or (task is not None and task.cancelling()):
+            raise
+        return Failed("handler", "the tool cancelled itself", again=True)
+    except Exception as error:  # whatever a user's function raises is the call's failure, never the run's
+        return Failed("handler", _described(error), again=True)
+
+
+async def _within(work: Awaitable[object], timeout_s: float | None) -> object:
+    if timeout_s is None:
+        return await work
+    # A task of its own, so that a function that swallows its cancellation can be left behind.
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    except asyncio.CancelledError:
+        await _give_up(task)
+        raise
+    if done:
+        return task.result()
+    await _give_up(task)
+    raise TimeoutError(f"it did not end within its time limit of {timeout_s:g} s")
+
+
+async def _give_up(task: "asyncio.Future[object]") -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=GRACE_S)
+    # Reading the outcome marks it as seen: what an abandoned call raises later is nobody's to handle.
+    task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+
+
+def _lost(work: Work, reason: str, message: str) -> Failed:
+    """A time limit or a lost connection: an effect may have happened all the same."""
+    if work.effect is Effect.READ:
+        return Failed(reason, message, again=True)
+    return Failed("unknown", message, again=work.effect is Effect.IDEMPOTENT)
+
+
+def _result(work: Work, value: object) -> Result:
+    if isinstance(value, Unknown):
+        return Failed("unknown", value.reason)
+    if isinstance(value, ToolFailed):
+        return Failed("handler", value.message)
+    if isinstance(value, Suspend):
+        return Waits(value)
+    if isinstance(value, Sleep):
+        return _sleeps(work, value.until)
+    if isinstance(value, Media):
+        return Failed("output_form", f"{work.tool} ran, but media results cannot be shown to the model in this release")
+    try:
+        return Done(to_json(value))
+    except ValueFormError as error:
+        return Failed("output_form", f"{work.tool} ran, but its result cannot be stored: at {error.path}: {error.found}")
+
+
+def _sleeps(work: Work, until: datetime) -> Result:
+    if until.utcoffset() is None:
+        return Failed("output_form", f"{work.tool} asked to sleep until {until.isoformat()}, a time without a time zone")
+    return Sleeps(to_ns(until))
+
+
+def _deadline(drive: Drive, timeout_s: float | None) -> datetime | None:
+    if timeout_s is None:
+        return None
+    return from_ns(drive.bindings.clock.now_ns() + int(timeout_s * 10**9))
+
+
+def _described(error: BaseException) -> str:
+    """The error with its causes, outermost first."""
+    lines, seen = [], set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        lines.append(f"{type(current).__name__}: {_text_of(current)}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "\ncaused by ".join(lines)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error).encode("utf-8", "replace").decode("utf-8")
+    except Exception as broken:  # an error whose own text cannot be made
+        return f"(its text could not be read: {type(broken).__name__})"

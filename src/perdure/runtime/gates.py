@@ -1,0 +1,165 @@
+"""Where a run stops and waits: limits before work, answers, timers. All of them record a request, then park until something lifts it.
+
+On replay nothing is judged again: recorded work that follows was let through then.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from perdure.contracts.contract import JsonObject, JsonValue
+from perdure.contracts.limits import Crossing
+from perdure.journal import events as ev
+from perdure.journal.cursor import Live, Replayed
+from perdure.runtime.drive import Drive
+from perdure.runtime.guards import LONG_WAIT_NS
+
+_REASONS = {
+    "max_total_tokens": "token_limit",
+    "max_cost_microunits": "cost_limit",
+    "max_wall_time_ms": "time_limit",
+    "deadline_seconds": "deadline",
+}
+"""Terminal reasons that are not the limit's own name."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the next act takes from the counted limits."""
+
+    model_turns: int = 0
+    tool_calls: int = 0
+    repairs: int = 0
+
+
+async def reserve(
+    drive: Drive, call: str, need: Need, before_finish: Callable[[str], None] | None = None
+) -> None:
+    """Lets work through or stops the run before it. The intents that follow are the reservation: they are counted.
+
+    Under `park` a crossing is recorded and the run parks until `limit` raises the total; under `finish` the run ends, and
+    `before_finish` is called with the limit's name so that what was held back can be closed.
+    """
+    while True:
+        recorded = drive.cursor.peek()
+        if isinstance(recorded, ev.BudgetExceeded):
+            drive.cursor.observe(recorded)
+            continue
+        if not drive.cursor.live:
+            return
+        crossing = first_crossing(drive, need)
+        if crossing is None:
+            return
+        await _cross(drive, call, crossing, before_finish)
+
+
+def first_crossing(drive: Drive, need: Need) -> Crossing | None:
+    """The first limit the next act would cross: counted ones first, then tokens, cost, active time, deadline."""
+    spent, limits = drive.state.spent, drive.state.limits
+    # A parked run holds back work under its recorded boundary until that very boundary is lifted.
+    held = drive.state.exceeded
+    if held is not None:
+        return Crossing(held.limit, held.max, held.used, held.need)
+    counted = (
+        ("max_model_turns", spent.model_turns, need.model_turns),
+        ("max_model_repairs", spent.model_repairs, need.repairs),
+        ("max_tool_calls", spent.tool_calls + len(drive.state.reserved), need.tool_calls),
+    )
+    for name, used, wanted in counted:
+        limit = limits.get(name)
+        if wanted and limit is not None and used + wanted > limit:
+            return Crossing(name, limit, used, wanted)
+    tokens = None if spent.input_tokens is None or spent.output_tokens is None else spent.input_tokens + spent.output_tokens
+    measured = (
+        ("max_total_tokens", tokens),
+        ("max_cost_microunits", spent.cost),
+        ("max_wall_time_ms", drive.journal.total_active_ns() // 1_000_000),
+        ("deadline_seconds", (drive.bindings.clock.now_ns() - drive.state.started_at) // 10**9),
+    )
+    for name, so_far in measured:
+        limit = limits.get(name)
+        if limit is not None and so_far is not None and so_far + 1 > limit:
+            return Crossing(name, limit, so_far, 1)
+    return None
+
+
+async def _cross(
+    drive: Drive, call: str, crossing: Crossing, before_finish: Callable[[str], None] | None
+) -> None:
+    if drive.spec.policy.on_exhausted == "finish":
+        over = f"The limit {crossing.limit} ({crossing.max}) was reached: {crossing.used} used, {crossing.need} more needed."
+        if before_finish is not None:
+            before_finish(crossing.limit)
+        drive.finish(*end_of(crossing.limit), over)
+    if drive.state.exceeded is None:
+        event = ev.BudgetExceeded(call, crossing.limit, crossing.max, crossing.used, crossing.need)
+        answer = drive.cursor.observe(event)
+        assert isinstance(answer, Live)  # judged only where nothing is recorded
+        drive.record(answer.permit, event)
+        await drive.durable()
+    drive.park(
+        "budget_exceeded", limit=crossing.limit, max=crossing.max, used=crossing.used, need=crossing.need, call=call
+    )
+
+
+def end_of(limit: str) -> tuple[str, str]:
+    """Outcome and terminal reason of a run that ends at a limit."""
+    if limit == "max_model_repairs":
+        return "failed", "invalid_decision"
+    return "exhausted", _REASONS.get(limit, limit)
+
+
+async def wait_for_answer(drive: Drive, call: str, reason: str, kind: str, schema: JsonObject) -> JsonValue:
+    """Parks until an answer that fits the schema is recorded; returns it."""
+    asked = ev.Suspended(call, reason, kind, schema)
+    match drive.cursor.wait(asked):
+        case Replayed(event):
+            drive.guards.changed()
+            assert isinstance(event, ev.Resumed)
+            return event.value
+        case Live(permit):
+            if not permit.intended:
+                drive.safe_point()
+                drive.record(permit, asked)
+                await drive.durable()
+            drive.park("suspended", call=call, kind=kind, reason=reason, schema=schema)
+
+
+async def sleep_until(drive: Drive, call: str, wake_at: int | timedelta) -> int:
+    """Parks until the instant (UTC nanoseconds, or a time from now); returns it. Once it has come the run goes on, once."""
+    recorded = drive.cursor.waiting_request(call)
+    asked = recorded if isinstance(recorded, ev.SleepStarted) else _new_sleep(drive, call, wake_at)
+    if isinstance(wake_at, int) and asked.wake_at != wake_at:
+        asked = ev.SleepStarted(call, wake_at, asked.asked_at)
+    match drive.cursor.wait(asked):
+        case Replayed():
+            pass
+        case Live(permit):
+            if not permit.intended:
+                drive.safe_point()
+                drive.record(permit, asked)
+            if drive.bindings.clock.now_ns() < asked.wake_at:
+                await drive.durable()
+                drive.park("sleeping", call=call, wake_at=asked.wake_at)
+            drive.record(permit, ev.Woken(call))
+    if asked.wake_at - asked.asked_at >= LONG_WAIT_NS:
+        drive.guards.changed()
+    return asked.wake_at
+
+
+def _new_sleep(drive: Drive, call: str, wake_at: int | timedelta) -> ev.SleepStarted:
+    now = drive.bindings.clock.now_ns()
+    if isinstance(wake_at, int):
+        return ev.SleepStarted(call, wake_at, now)
+    return ev.SleepStarted(call, now + wake_at // timedelta(microseconds=1) * 1000, now)
+
+
+def to_ns(instant: datetime) -> int:
+    """UTC nanoseconds of an aware datetime, exact to its microsecond."""
+    return (instant - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def from_ns(ns: int) -> datetime:
+    """The aware datetime of UTC nanoseconds, cut to microseconds."""
+    return _EPOCH + timedelta(microseconds=ns // 1000)

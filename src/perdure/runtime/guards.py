@@ -1,0 +1,95 @@
+"""Guards against a loop that goes nowhere, rebuilt on replay from the calls as they settle, in call order.
+
+Three rules in this order: the third identical write or idempotent call is not dispatched (`repeated_action`); an identical call
+with an identical result n times ends the run (`no_progress`); from the second identical failure in a row on, one counted line
+stands for the text. Counts restart when something changed: another effect settled, a wait or timer of 30 s or more ended, a person
+spoke. So an agent that merely waits is spared.
+"""
+
+from dataclasses import dataclass, field
+
+from perdure.contracts.contract import JsonObject, value_digest
+from perdure.contracts.messages import Effect, ToolDescriptor
+
+REPEATED_ACTIONS = 3
+"""The occurrence of an identical write or idempotent call that is not dispatched any more."""
+LONG_WAIT_NS = 30 * 10**9
+"""A wait or timer this long counts as a change."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """One call as it ended, for counting."""
+
+    tool: str
+    fingerprint: str
+    effect: Effect
+    result: str
+    """Digest of how it ended: status with value or failure."""
+    failure: str | None
+    """The failure text before any collapse; None when it did not fail."""
+    unknown: bool = False
+
+
+@dataclass(slots=True)
+class Guards:
+    """Counts since the last change."""
+
+    _actions: dict[str, int] = field(default_factory=dict)
+    _results: dict[tuple[str, str], int] = field(default_factory=dict)
+    _failing: tuple[str, str] | None = None
+    _failures: int = 0
+    _unknown: set[str] = field(default_factory=set)
+
+    def repeats(self, fingerprint: str, descriptor: ToolDescriptor) -> bool:
+        """Whether dispatching this call now would be the third identical action."""
+        guarded = descriptor.repeatable is False or (
+            descriptor.repeatable is None and descriptor.effect is not Effect.READ
+        )
+        return guarded and self._actions.get(fingerprint, 0) + 1 >= REPEATED_ACTIONS
+
+    def outcome_unknown(self, fingerprint: str) -> bool:
+        """Whether an identical call ended with an unknown outcome that no read has looked into since."""
+        return fingerprint in self._unknown
+
+    def failures_with(self, tool: str, failure: str) -> int:
+        """How many identical failures in a row there would be with this one."""
+        return self._failures + 1 if self._failing == (tool, failure) else 1
+
+    def settle(self, call: Settled) -> int:
+        """Counts a call that ended; returns how often this call has ended this way since the last change."""
+        if call.effect is not Effect.READ:
+            self._keep_only(call.fingerprint)
+        if call.unknown:
+            self._unknown.add(call.fingerprint)
+        elif call.effect is Effect.READ and call.failure is None:
+            self._unknown.clear()
+        self._actions[call.fingerprint] = self._actions.get(call.fingerprint, 0) + 1
+        key = (call.fingerprint, call.result)
+        self._results[key] = self._results.get(key, 0) + 1
+        self._count_failure(call)
+        return self._results[key]
+
+    def changed(self) -> None:
+        """Something changed from outside: a long wait ended, a person spoke."""
+        self._actions.clear()
+        self._results.clear()
+
+    def _keep_only(self, fingerprint: str) -> None:
+        # Another effect settled: what was counted before no longer says that nothing moves.
+        if len(self._actions) > (fingerprint in self._actions):
+            self._actions = {key: n for key, n in self._actions.items() if key == fingerprint}
+            self._results = {key: n for key, n in self._results.items() if key[0] == fingerprint}
+
+    def _count_failure(self, call: Settled) -> None:
+        if call.failure is None:
+            self._failing, self._failures = None, 0
+        elif self._failing == (call.tool, call.failure):
+            self._failures += 1
+        else:
+            self._failing, self._failures = (call.tool, call.failure), 1
+
+
+def fingerprint(tool: str, arguments: JsonObject) -> str:
+    """Names a call by its tool and its arguments in canonical form, so that the order of keys does not matter."""
+    return value_digest([tool, arguments])

@@ -1,0 +1,219 @@
+"""From a checked call to its recorded end: intent, dispatch, completion; and what recovery does with a call that was in flight.
+
+| found at resume | what happens |
+| --- | --- |
+| completed | replayed |
+| dangling read, dangling idempotent call | a new attempt, charged; the idempotent one with the same key |
+| dangling write, settled by a person | recorded as they said, or a new attempt when it did not happen |
+| dangling write otherwise | the run parks `needs_reconciliation` |
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from perdure.contracts.contract import canonical
+from perdure.contracts.messages import Effect, Observation, ObservationStatus
+from perdure.contracts.values import to_json
+from perdure.journal import events as ev
+from perdure.journal.cursor import Live, Permit, Replayed
+from perdure.prompting import texts
+from perdure.runtime import gates
+from perdure.runtime.drive import Drive
+from perdure.runtime.executing import Done, Failed, Result, Sleeps, Waits, Work, attempt
+
+FIRST_RETRY_S = 0.1
+"""Pause before a live retry, in seconds; doubled for each further one."""
+
+Answer = ev.ToolCallCompleted | ev.ToolCallFailed
+
+
+class Settling:
+    """Brings calls to their end for one drive."""
+
+    def __init__(self, drive: Drive) -> None:
+        self._drive = drive
+
+    async def settle(self, works: Sequence[Work]) -> list[Answer]:
+        """Ends every call of a group; more than one only for parallel reads. Answers in the order of the calls."""
+        answers: dict[str, Answer] = {}
+        live: list[tuple[Work, Permit, int]] = []
+        for work in works:
+            match self._drive.cursor.intend(_intent(work)):
+                case Replayed(answer):
+                    answers[work.call] = answer
+                case Live(permit):
+                    found = await self._begin(work, permit)
+                    if isinstance(found, int):
+                        live.append((work, permit, found))
+                    else:
+                        answers[work.call] = found
+        if live:
+            await self._drive.dispatchable()
+            for answer in await self._dispatch(live):
+                answers[answer.call] = answer
+        return [answers[work.call] for work in works]
+
+    async def _begin(self, work: Work, permit: Permit) -> int | Answer:
+        """Records the intent, or decides what becomes of one that was left open. An int is the attempt to make."""
+        drive = self._drive
+        if not permit.intended:
+            drive.safe_point()
+            drive.record(permit, _intent(work))
+            return 1
+        found = drive.state.open[work.call]
+        if drive.spec.policy.resume_mode == "conservative":
+            return self._close_in_flight(work, permit)
+        resolved = found.resolution
+        if resolved is not None and resolved.verdict != "did_not_happen":
+            return self._resolved(work, permit, resolved)
+        if work.effect is Effect.WRITE and resolved is None:
+            drive.park("needs_reconciliation", call=work.call, tool=work.tool, arguments=work.arguments)
+        await gates.reserve(drive, work.call, gates.Need(tool_calls=1))
+        drive.safe_point()
+        drive.record(permit, ev.AttemptStarted(work.call, found.attempt + 1, "recovery"))
+        return found.attempt
+
+    def _resolved(self, work: Work, permit: Permit, resolved: ev.EffectResolved) -> Answer:
+        if resolved.verdict == "happened":
+            return self._completed(work, permit, resolved.result)
+        return self._failed(work, permit, Failed("handler", resolved.text or "a person recorded that it failed"))
+
+    def _close_in_flight(self, work: Work, permit: Permit) -> Answer:
+        failed = self._failed(work, permit, Failed("interrupted", "the run stopped while this call was in flight"))
+        if work.effect is Effect.READ:
+            self._drive.finish("interrupted", "interrupted", f"The run stopped inside call {work.call} ({work.tool}).")
+        self._drive.finish(
+            "indeterminate",
+            "effect_indeterminate",
+            f"The run stopped inside call {work.call} ({work.tool}), which may have taken effect.",
+        )
+        return failed
+
+    async def _dispatch(self, live: Sequence[tuple[Work, Permit, int]]) -> list[Answer]:
+        if len(live) == 1:
+            return [await self._run(*live[0], alone=True)]
+        # Every call of the group ends before anything is raised: parking lets calls in flight settle.
+        tasks = [asyncio.ensure_future(self._run(*one, alone=False)) for one in live]
+        try:
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        for one in ended:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in ended if not isinstance(one, BaseException)]
+
+    async def _run(self, work: Work, permit: Permit, before: int, alone: bool) -> Answer:
+        """Attempts until it ends; a completion is queued the moment it is there."""
+        drive = self._drive
+        number = drive.state.open[work.call].attempt
+        retries = work.retries if work.effect is not Effect.WRITE else 0
+        while True:
+            try:
+                result = await attempt(drive, work, number)
+            except asyncio.CancelledError:
+                self._cancelled(work, permit)
+                raise
+            if not (isinstance(result, Failed) and result.again and retries > 0 and self._may_retry(alone)):
+                return await self._record(work, permit, result, alone)
+            await drive.bindings.clock.sleep(FIRST_RETRY_S * 2 ** (work.retries - retries))
+            retries -= 1
+            number += 1
+            drive.record(permit, ev.AttemptStarted(work.call, number, "retry", result.message[:500]))
+            await drive.dispatchable()
+
+    def _may_retry(self, alone: bool) -> bool:
+        drive = self._drive
+        if drive.stop_requested or drive.cancel_requested is not None:
+            return False
+        # A retry is an extra charge: past a limit the failure stands as it is.
+        return gates.first_crossing(drive, gates.Need(tool_calls=1)) is None
+
+    def _cancelled(self, work: Work, permit: Permit) -> None:
+        if self._drive.cancel_requested is None:
+            return
+        unknown = work.effect is not Effect.READ
+        reason = "unknown" if unknown else "interrupted"
+        if unknown:
+            self._drive.unresolved.append(work.call)
+        self._failed(work, permit, Failed(reason, "the run was cancelled while this call was in flight"))
+
+    async def _record(self, work: Work, permit: Permit, result: Result, alone: bool) -> Answer:
+        match result:
+            case Done(value):
+                return await self._completed_or_stored(work, permit, value)
+            case Failed():
+                return await self._failed_or_stored(work, permit, result, alone)
+            case Waits(suspend):
+                wanted = ev.WaitRequest(suspend.reason, suspend.kind, to_json(suspend.schema))
+                return self._note(permit, ev.ToolCallCompleted(work.call, suspend=wanted))
+            case Sleeps(until):
+                return self._note(permit, ev.ToolCallCompleted(work.call, sleep_until=until))
+
+    async def _completed_or_stored(self, work: Work, permit: Permit, value: object) -> Answer:
+        text = texts.value_text(value)
+        store = self._drive.bindings.put_artifact
+        if len(text) <= texts.INLINE_CAP or store is None:
+            return self._completed(work, permit, value)
+        digest = await store(canonical(value))
+        shown = texts.large_value(text, digest)
+        return self._note(permit, ev.ToolCallCompleted(work.call, observation=shown, artifact=digest))
+
+    def _completed(self, work: Work, permit: Permit, value: object) -> Answer:
+        shown = None if texts.value_text(value).strip() else texts.NO_OUTPUT
+        return self._note(permit, ev.ToolCallCompleted(work.call, value, shown))
+
+    async def _failed_or_stored(self, work: Work, permit: Permit, failed: Failed, alone: bool) -> Answer:
+        store = self._drive.bindings.put_artifact
+        artifact = None
+        if len(failed.message) > texts.INLINE_CAP and store is not None:
+            artifact = await store(failed.message.encode("utf-8"))
+        return self._failed(work, permit, failed, alone, artifact)
+
+    def _failed(
+        self, work: Work, permit: Permit, failed: Failed, alone: bool = True, artifact: str | None = None
+    ) -> Answer:
+        message = failed.message
+        if artifact is not None:
+            message = texts.shortened(message, texts.SHOWN_HEAD, texts.SHOWN_TAIL)
+        if failed.reason == "unknown":
+            shown = texts.unknown_outcome(work.tool, message)
+        elif failed.reason == "interrupted":
+            shown = texts.INTERRUPTED
+        else:
+            # Calls that overlap end in any order, so what one shows must not depend on another: they are not collapsed.
+            count = self._drive.guards.failures_with(work.tool, message) if alone else 1
+            shown = texts.failure(work.tool, message, count)
+        return self._note(permit, ev.ToolCallFailed(work.call, failed.reason, message, shown, artifact))
+
+    def _note(self, permit: Permit, answer: Answer) -> Answer:
+        self._drive.record(permit, answer)
+        return answer
+
+    async def observation(self, work: Work, answer: Answer) -> Observation:
+        """What the model reads of a settled call; waits here for what its tool asked to wait for."""
+        if isinstance(answer, ev.ToolCallFailed):
+            status = {
+                "unknown": ObservationStatus.UNKNOWN,
+                "interrupted": ObservationStatus.INTERRUPTED,
+            }.get(answer.reason, ObservationStatus.FAILED)
+            return Observation(work.call, work.tool, status, answer.observation, artifact=answer.artifact)
+        if answer.suspend is not None:
+            wanted = answer.suspend
+            value = await gates.wait_for_answer(self._drive, work.call, wanted.reason, wanted.kind, wanted.schema)
+            text = texts.value_text(value)
+            return _completed(work, value, text if text.strip() else texts.NO_OUTPUT)
+        if answer.sleep_until is not None:
+            woke = await gates.sleep_until(self._drive, work.call, answer.sleep_until)
+            return _completed(work, None, texts.woke(gates.from_ns(woke).isoformat()))
+        shown = answer.observation if answer.observation is not None else texts.value_text(answer.output)
+        return _completed(work, answer.output, shown, answer.artifact)
+
+
+def _completed(work: Work, output: object, text: str, artifact: str | None = None) -> Observation:
+    return Observation(work.call, work.tool, ObservationStatus.COMPLETED, text, output, artifact)
+
+
+def _intent(work: Work) -> ev.ToolCallRequested:
+    return ev.ToolCallRequested(work.call, work.tool, work.arguments, work.effect, work.key)

@@ -1,0 +1,1 @@
+"""Where journals are kept. `perdure.stores.url.open_store` opens one by its URL."""

@@ -1,0 +1,228 @@
+"""The one thread that writes to a store: it gathers what all runs queued into one transaction (group commit), and
+keeps the driver's heartbeat.
+
+Each piece is a savepoint: one that is refused leaves no trace and fails alone. A transaction that could not begin
+fails its pieces, with nothing written. Any other failure leaves the fate of what was under way unknown: the writer
+then writes nothing more, and everything queued or asked later fails with the same StoreError.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import apsw
+
+from perdure.errors import PerdureError, StoreError
+from perdure.ports import Clock
+from perdure.stores import leases
+from perdure.stores.faults import store_error
+from perdure.stores.leases import Driver
+
+T = TypeVar("T")
+Work = Callable[[apsw.Connection], Any]
+
+_ALONE = (PerdureError, apsw.ConstraintError, apsw.TooBigError, TypeError, ValueError, OverflowError)
+"""What fails one piece and nothing else: refusals, and values that cannot be bound."""
+
+
+class Piece:
+    """One atomic piece of work, and who waits for it. One that `renews` makes its transaction carry a heartbeat that
+    is due even when nothing is held yet."""
+
+    __slots__ = ("future", "renews", "work")
+
+    def __init__(self, work: Work, future: "asyncio.Future[Any]", renews: bool = False) -> None:
+        self.work, self.future, self.renews = work, future, renews
+
+
+Settled = tuple[Piece, Any, BaseException | None]
+
+
+class Writer:
+    """Queues pieces from the event loop's thread; the thread of its own commits them."""
+
+    def __init__(self, driver: Driver, clock: Clock, open_connection: Callable[[], apsw.Connection]) -> None:
+        self._driver, self._clock, self._open_connection = driver, clock, open_connection
+        self._loop = asyncio.get_running_loop()
+        self._gathered: list[Piece] = []
+        self._queue: queue.SimpleQueue[list[Piece] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._connection: apsw.Connection | None = None
+        self.failure: StoreError | None = None
+        """Why nothing is written any more; None while all is well."""
+        self._thread = threading.Thread(target=self._run, name="perdure-writer", daemon=True)
+
+    async def start(self) -> None:
+        """Opens the store in the writer's thread.
+
+        Raises:
+            StoreError, UnknownError: it cannot be opened.
+        """
+        opened = self._loop.create_future()
+        self._queue.put([Piece(self._open, opened)])
+        self._thread.start()
+        await opened
+
+    def submit(self, work: Callable[[apsw.Connection], T], *, renews: bool = False) -> "asyncio.Future[T]":
+        """Queues one piece; the future is done when it is durable. Pieces are committed in the order they were
+        queued."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self.failure is not None or self._closing:
+            future.set_exception(self.failure or closed(self._driver))
+            return future
+        self._gathered.append(Piece(work, future, renews))
+        if len(self._gathered) == 1:
+            # At the next tick, so that runs woken by one commit go into the next one together.
+            self._loop.call_soon(self._hand_over)
+        return future
+
+    def fail(self, error: StoreError) -> None:
+        """Makes everything that is not yet under way fail."""
+        if self.failure is None:
+            self.failure = error
+
+    async def close(self) -> None:
+        """Commits what is queued, then ends the thread. Safe to call twice."""
+        if not self._closing:
+            self._closing = True
+            self._hand_over()
+            self._queue.put(None)
+        await asyncio.shield(self._ended)
+        self._thread.join()
+
+    def _hand_over(self) -> None:
+        if self._gathered:
+            batch, self._gathered = self._gathered, []
+            self._queue.put(batch)
+
+    # From here on: the writer's thread.
+
+    def _run(self) -> None:
+        opening = self._queue.get()
+        assert opening is not None
+        try:
+            self._open_now(opening[0])
+            while (batch := self._next_batch()) is not None:
+                self._tell(self._settle(batch))
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+            self._call(lambda: self._ended.set_result(None))
+
+    def _open(self, connection: apsw.Connection) -> None:
+        """The first piece: nothing is written by it."""
+
+    def _open_now(self, piece: Piece) -> None:
+        try:
+            self._connection = self._open_connection()
+        except Exception as error:  # noqa: BLE001 - handed to whoever opens the store
+            self.failure = store_error(error, self._driver.path)
+            self._tell([(piece, None, error if isinstance(error, PerdureError) else self.failure)])
+        else:
+            self._tell([(piece, None, None)])
+
+    def _next_batch(self) -> list[Piece] | None:
+        """Everything queued, once there is something or the heartbeat is due; None at the end."""
+        try:
+            batch = self._queue.get(timeout=self._driver.beat_due_in(self._clock.steady_ns()))
+        except queue.Empty:
+            return []
+        while batch is not None:
+            try:
+                more = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._queue.put(None)
+                break
+            batch = batch + more
+        return batch
+
+    def _settle(self, batch: list[Piece]) -> list[Settled]:
+        if self.failure is not None:
+            return [(piece, None, self.failure) for piece in batch]
+        assert self._connection is not None
+        try:
+            self._connection.execute("begin immediate")
+        except apsw.BusyError as error:
+            busy = store_error(error, self._driver.path)
+            return [(piece, None, busy) for piece in batch]
+        except apsw.Error as error:
+            return self._fail(batch, error)
+        try:
+            return self._commit(self._connection, batch)
+        except Exception as error:  # noqa: BLE001 - whatever it was, what is stored is unknown from here on
+            return self._fail(batch, error)
+
+    def _commit(self, connection: apsw.Connection, batch: list[Piece]) -> list[Settled]:
+        started = self._clock.steady_ns()
+        beats = self._driver.must_beat(started, any(piece.renews for piece in batch))
+        lost = leases.beat(connection, self._driver, self._clock.now_ns()) if beats else []
+        if len(batch) == 1 and not beats:
+            settled = [_apply_alone(connection, batch[0])]
+        else:
+            settled = [_apply(connection, piece) for piece in batch]
+        if connection.in_transaction:
+            connection.execute("commit")
+        if beats:
+            # In this order: who sees the renewal must see what was lost, too.
+            self._driver.lose(lost)
+            self._driver.renewed_ns = started
+        return settled
+
+    def _fail(self, batch: list[Piece], error: BaseException) -> list[Settled]:
+        self.failure = store_error(error, self._driver.path)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(force=True)  # rolls back what is open, and frees the file's lock for others
+        return [(piece, None, self.failure) for piece in batch]
+
+    def _tell(self, settled: list[Settled]) -> None:
+        if settled:
+            self._call(lambda: _resolve(settled))
+
+    def _call(self, callback: Callable[[], Any]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            # The loop is closed: nobody is left to be told, and what is stored stays stored.
+            self._closing = True
+
+
+def _apply_alone(connection: apsw.Connection, piece: Piece) -> Settled:
+    """A piece that is a transaction of its own."""
+    try:
+        return piece, piece.work(connection), None
+    except _ALONE as error:
+        connection.execute("rollback")
+        return piece, None, error
+
+
+def _apply(connection: apsw.Connection, piece: Piece) -> Settled:
+    connection.execute("savepoint piece")
+    try:
+        value = piece.work(connection)
+    except _ALONE as error:
+        connection.execute("rollback to piece")
+        connection.execute("release piece")
+        return piece, None, error
+    connection.execute("release piece")
+    return piece, value, None
+
+
+def _resolve(settled: list[Settled]) -> None:
+    for piece, value, error in settled:
+        if piece.future.done():  # its waiter was cancelled
+            continue
+        if error is None:
+            piece.future.set_result(value)
+        else:
+            piece.future.set_exception(error)
+
+
+def closed(driver: Driver) -> StoreError:
+    """The error of a store that was closed."""
+    return StoreError("the store is closed", where=f"store {driver.path}", next="open it again")

@@ -1,0 +1,54 @@
+"""Running a blocking function beside the event loop, in a daemon thread of ours.
+
+A pool of the standard library joins its threads when the process ends, so one stuck tool would hold it for ever.
+"""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+
+
+async def run_blocking(work: Callable[[], object], name: str) -> object:
+    """What `work` returns, run in a thread of its own with the caller's context variables.
+
+    Cancelling the caller leaves the thread to itself; what it still does or returns is dropped.
+
+    Raises:
+        RuntimeError: `work` raised something that would end a thread or a process (SystemExit, KeyboardInterrupt).
+        Exception: whatever else `work` raised.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[object] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(value: object, error: Exception | None) -> None:
+        if result.done():
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = context.run(work)
+        except BaseException as raised:  # noqa: BLE001 - a thread's error must reach the call, whatever it is
+            error = as_error(raised)
+        try:
+            loop.call_soon_threadsafe(settle, value, error)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    threading.Thread(target=run, name=f"perdure-tool-{name}", daemon=True).start()
+    return await result
+
+
+def as_error(raised: BaseException) -> Exception:
+    """The error itself, or an ordinary one in place of a signal meant for a thread, a task or a future."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    error = RuntimeError(f"the tool raised {type(raised).__name__}" + (f": {raised}" if str(raised) else ""))
+    error.__cause__ = raised
+    return error
