@@ -9,7 +9,15 @@ if TYPE_CHECKING:
     from perdure.calls import CallContext, Media, ProcessResult, Sleep, Suspend, ToolFailed, Unknown
     from perdure.contracts.agents import AgentSpec, Settings
     from perdure.contracts.limits import Limits, Price
-    from perdure.contracts.messages import AssistantTurn, Effect, Observation, ObservationStatus, StopReason, ToolCall, Usage
+    from perdure.contracts.messages import (
+        AssistantTurn,
+        Effect,
+        Observation,
+        ObservationStatus,
+        StopReason,
+        ToolCall,
+        Usage,
+    )
     from perdure.contracts.notices import Notice, NoticeKind
     from perdure.contracts.outcomes import Outcome
     from perdure.embedded import EmbeddedRun, run_embedded
@@ -71,7 +79,62 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - drawn from one table, so that a name and its home cannot differ
+__all__ = [
+    "Agent",
+    "AgentSpec",
+    "AssistantTurn",
+    "CallContext",
+    "CallFailedError",
+    "ConcurrentUseError",
+    "ConfigurationError",
+    "DefinitionChangedError",
+    "DivergedError",
+    "Effect",
+    "EmbeddedRun",
+    "Engine",
+    "InvalidAnswerError",
+    "LeaseHeldError",
+    "LeaseLostError",
+    "Limits",
+    "MalformedJournalError",
+    "Media",
+    "ModelError",
+    "ModelRequest",
+    "Notice",
+    "NoticeKind",
+    "Observation",
+    "ObservationStatus",
+    "Outcome",
+    "Parked",
+    "PayloadErasedError",
+    "PerdureError",
+    "Price",
+    "ProcessResult",
+    "RefusedError",
+    "Run",
+    "RunContext",
+    "Settings",
+    "Sleep",
+    "StopReason",
+    "StoreError",
+    "StreamFaultError",
+    "Suspend",
+    "ToolCall",
+    "ToolDefinitionError",
+    "ToolFailed",
+    "Transcript",
+    "Unknown",
+    "UnknownError",
+    "Usage",
+    "UsageError",
+    "ValueFormError",
+    "assemble",
+    "load_agent",
+    "react",
+    "run_embedded",
+    "tool",
+    "unusable",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""What a tool's function may take and give besides plain values: the context of its call, and results that are not a value."""
+"""What a tool's function may take and give besides plain values: the context of its call, and results that are not a
+value."""
 
 import asyncio
 import os
@@ -21,7 +22,8 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Suspend:
-    """A tool's result when it needs an answer from outside: the run parks; a fitting answer becomes the call's result."""
+    """A tool's result when it needs an answer from outside: the run parks; a fitting answer becomes the call's
+    result."""
 
     reason: str
     schema: JsonObject

@@ -55,7 +55,9 @@ async def run_embedded(
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     bound = model if model is not None else agent.model
     if bound is None:
-        raise ConfigurationError("no model is named", where=f"agent {agent.name}", next="give the agent a model, or name one")
+        raise ConfigurationError(
+            "no model is named", where=f"agent {agent.name}", next="give the agent a model, or name one"
+        )
     client = model_client(bound, base_url=agent.base_url) if isinstance(bound, str) else bound
     sink = ListJournal()
     if recorded is None:

@@ -1,26 +1,28 @@
 """The facade: start runs, bring them back, settle what they wait for. The only place that turns a latch into a return.
 
-Owns which process drives a run, and for how long. How a run is driven is the runtime's; how it is stored is the store's.
+Owns which process drives a run, and for how long. How a run is driven is the runtime's; how it is stored is the
+store's.
 """
 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-import msgspec
-
+from perdure import settlement
 from perdure.agent import Agent, label_problems
 from perdure.agent_file import load_agent
 from perdure.clock import SystemClock, SystemEntropy
-from perdure.contracts.contract import JsonObject, JsonValue
+from perdure.contracts.contract import JsonObject
 from perdure.contracts.outcomes import Outcome
 from perdure.contracts.values import to_json
 from perdure.errors import (
     ConfigurationError,
     DefinitionChangedError,
     LeaseHeldError,
+    MalformedJournalError,
     PerdureError,
     UnknownError,
     UsageError,
@@ -38,7 +40,6 @@ from perdure.runtime.drive import Bindings, Drive
 from perdure.runtime.ending import run_loop
 from perdure.runtime.journaling import RunJournal, index_row
 from perdure.stores.url import open_store
-from perdure import settlement
 
 KEY_BYTES = 32
 """Length of a run's random key for keyed digests."""
@@ -72,9 +73,10 @@ class Run:
         Raises:
             RefusedError: the drive was refused; the run is as it was.
         """
-        if self._driving is not None:
-            await asyncio.shield(self._driving.task)
-        return await self._engine.outcome(self.id)
+        if self._driving is None:
+            return await self._engine.outcome(self.id)
+        await asyncio.shield(self._driving.task)
+        return outcome_of(self._driving.drive.state)
 
     async def events(self, from_seq: int = 0) -> AsyncIterator[Envelope]:
         """History from a seq on, then live, until this process stops driving the run. Only what is durable is shown."""
@@ -98,8 +100,10 @@ class Run:
 class _Driving:
     """One run this process drives."""
 
-    def __init__(self, drive: Drive) -> None:
+    def __init__(self, drive: Drive, own_model: bool) -> None:
         self.drive = drive
+        self.own_model = own_model
+        """Whether the client was made for this drive, and so is closed with it."""
         self.task: asyncio.Task[None]
         self._news = asyncio.Event()
 
@@ -165,7 +169,7 @@ class Engine:
 
         return OpeningEngine(opened)
 
-    async def __aenter__(self) -> "Engine":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -205,11 +209,11 @@ class Engine:
         """
         run_id = new_run_id(self._clock, self._entropy) if run_id is None else _checked_id(run_id)
         bound = agent.model if model is None else model
-        client = _client(bound, agent)
+        binding = _bind(bound, agent)
         head = ev.RunStarted(
             agent.spec,
             to_json(input),
-            bound if isinstance(bound, str) else client.target,
+            binding.name,
             VERSION,
             agent.ref,
             _checked_labels({**agent.labels, **(labels or {})}),
@@ -218,8 +222,12 @@ class Engine:
         sink = _LeasedSink(self._store, Lease(run_id, 0))
         journal = RunJournal(state, FIRST_PREVIOUS, sink, self._clock, self._entropy)
         sealed = journal.seal_apart(head, *_degradations(agent))
-        sink.lease = await self._store.create(run_id, key, sealed, index_row(state))
-        return self._drive(agent, client, sink, journal, key, Cursor(()), head.input, "start")
+        try:
+            sink.lease = await self._store.create(run_id, key, sealed, index_row(state))
+        except BaseException:
+            await binding.discard()
+            raise
+        return self._drive(agent, binding, sink, journal, key, Cursor(()), "start")
 
     async def resume(
         self,
@@ -244,24 +252,37 @@ class Engine:
                 "this process drives the run already", where=f"run {run_id}", next="wait for it with `Run.wait`"
             )
         # Read first: a run that ended, or that the agent does not fit, is not worth a lease.
-        state, _, _ = _proven(await self.read(run_id))
-        if state.end is not None:
+        proven = _proven(await self.read(run_id))
+        if proven.state.end is not None:
             return Run(self, run_id, None)
-        agent = _recorded_agent(state) if agent is None else agent
-        _must_be_unchanged(state, agent)
-        client, rebound = _rebound(state, agent, model)
+        agent = _recorded_agent(proven.state) if agent is None else agent
+        _must_be_unchanged(proven.state, agent)
+        binding = _rebind(proven.state, agent, model)
+        try:
+            lease, proven = await self._take(proven)
+        except BaseException:
+            await binding.discard()
+            raise
+        if proven.state.end is not None:
+            await self._store.release(lease)
+            await binding.discard()
+            return Run(self, run_id, None)
+        rebound = () if proven.state.model in (binding.name, binding.client.target) else (ev.ModelBound(binding.name),)
+        sink = _LeasedSink(self._store, lease)
+        journal = RunJournal(proven.state, proven.head, sink, self._clock, self._entropy)
+        return self._drive(agent, binding, sink, journal, proven.key, Cursor(proven.events), cause, *rebound)
+
+    async def _take(self, proven: "_Proven") -> tuple[Lease, "_Proven"]:
+        """Takes the lease, and what was recorded between the first reading and that."""
+        run_id = proven.state.run_id
         lease = await self._store.acquire(run_id)
         try:
-            stored = await self.read(run_id)
-            state, events, head = _proven(stored)
-            journal = RunJournal(state, head, _LeasedSink(self._store, lease), self._clock, self._entropy)
+            if (await self.read(run_id, proven.state.events)).envelopes:
+                proven = _proven(await self.read(run_id))
         except BaseException:
             await self._store.release(lease)
             raise
-        sink = _LeasedSink(self._store, lease)
-        return self._drive(
-            agent, client, sink, journal, stored.key, Cursor(events), state.started.input, cause, *rebound
-        )
+        return lease, proven
 
     async def recover(self, agent: Agent | None = None) -> tuple[list[Run], dict[str, PerdureError]]:
         """Brings back every run that neither ended nor is held nor parked, and those whose wake time has come.
@@ -284,24 +305,22 @@ class Engine:
         if summary.index.phase == "parked":
             wake_at = summary.index.wake_at
             return wake_at is not None and wake_at <= self._clock.now_ns()
-        state, _, _ = _proven(await self.read(summary.run_id))
-        return state.park() is None
+        return (await self.state(summary.run_id)).park() is None
 
     def _drive(
         self,
         agent: Agent,
-        client: ModelClient,
+        binding: "_Binding",
         sink: _LeasedSink,
         journal: RunJournal,
         key: bytes,
         cursor: Cursor,
-        task: JsonValue,
         cause: Cause,
         *opening: ev.Event,
     ) -> Run:
         lease, run_id = sink.lease, journal.state.run_id
         bindings = Bindings(
-            model=client,
+            model=binding.client,
             tools=agent.tools_by_name,
             clock=self._clock,
             entropy=self._entropy,
@@ -312,9 +331,9 @@ class Engine:
         )
         journal.begin_drive(ev.DriveStarted(lease.epoch, VERSION, cause), *opening)
         spec = journal.state.started.agent
-        driving = _Driving(Drive(run_id, key, lease.epoch, spec, cursor, journal, bindings))
+        driving = _Driving(Drive(run_id, key, lease.epoch, spec, cursor, journal, bindings), binding.own)
         journal.on_failure, journal.on_durable = driving.fail, driving.durable
-        driving.task = asyncio.create_task(self._to_the_end(driving, agent, lease, task), name=f"perdure {run_id}")
+        driving.task = asyncio.create_task(self._to_the_end(driving, agent, lease), name=f"perdure {run_id}")
         # A refusal nobody waits for is in the run's state all the same.
         driving.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         self._driven[run_id] = driving
@@ -324,12 +343,13 @@ class Engine:
         observer = self.observer
         return None if observer is None else lambda call, event: observer(run_id, call, event)
 
-    async def _to_the_end(self, driving: _Driving, agent: Agent, lease: Lease, task: JsonValue) -> None:
+    async def _to_the_end(self, driving: _Driving, agent: Agent, lease: Lease) -> None:
         try:
-            await run_loop(driving.drive, agent.loop_function, task)
+            await run_loop(driving.drive, agent.loop_function, driving.drive.state.started.input)
         finally:
             self._driven.pop(lease.run_id, None)
-            await driving.drive.bindings.model.close()
+            if driving.own_model:
+                await driving.drive.bindings.model.close()
             await self._store.release(lease)
 
     # Settling
@@ -354,7 +374,8 @@ class Engine:
         text: str | None = None,
         by: str | None = None,
     ) -> None:
-        """Records what became of a write in doubt: it happened (with its result), it did not and can no longer, or it failed."""
+        """Records what became of a write in doubt: it happened (with its result), it did not and can no longer, or it
+        failed."""
         await self._settle(run_id, lambda state: settlement.resolve(state, call, verdict, result, text, by))
 
     async def limit(self, run_id: str, *, by: str | None = None, **changes: int | str) -> None:
@@ -382,13 +403,13 @@ class Engine:
 
     async def _settle(self, run_id: str, decide: Callable[[RunState], list[ev.Event]]) -> None:
         # Decided once before the lease is taken, so that what cannot be recorded leaves no trace, and once under it.
-        decide(_proven(await self.read(run_id))[0])
-        lease = await self._store.acquire(run_id)
+        proven = _proven(await self.read(run_id))
+        decide(proven.state)
+        lease, proven = await self._take(proven)
         try:
-            state, _, head = _proven(await self.read(run_id))
-            events = decide(state)
+            events = decide(proven.state)
             sink = _LeasedSink(self._store, lease)
-            journal = RunJournal(state, head, sink, self._clock, self._entropy, driving=False)
+            journal = RunJournal(proven.state, proven.head, sink, self._clock, self._entropy, driving=False)
             for event in events:
                 journal.queue(Permit("settlement"), event)
             await journal.commit()
@@ -420,7 +441,7 @@ class Engine:
 
     async def state(self, run_id: str) -> RunState:
         """The fold of a run's proven events."""
-        return _proven(await self.read(run_id))[0]
+        return _proven(await self.read(run_id)).state
 
     async def outcome(self, run_id: str) -> Outcome:
         """How a run ended, or where it stands."""
@@ -443,7 +464,7 @@ class Engine:
             status = "running" if summary.held else index.phase
         if status == "open":
             # A doubt or a crash loop is derived: only the journal of a run that nobody drives can say.
-            state, _, _ = _proven(await self.read(summary.run_id))
+            state = await self.state(summary.run_id)
             found = state.park()
             status, park = status_of(state, False), None if found is None else found.kind
         return {
@@ -479,11 +500,37 @@ class OpeningEngine:
             await self._engine.close()
 
 
-def _proven(stored: StoredRun) -> tuple[RunState, list[ev.Event], bytes]:
+@dataclass(frozen=True)
+class _Proven:
+    """A stored run whose chain holds, folded."""
+
+    state: RunState
+    events: list[ev.Event]
+    head: bytes
+    key: bytes
+
+
+def _proven(stored: StoredRun) -> _Proven:
     head = check_chain(stored.run_id, stored.envelopes)
     state, events = fold(stored.run_id, stored.envelopes)
-    state.started  # an empty journal is malformed
-    return state, events, head
+    if not events:
+        raise MalformedJournalError(stored.run_id, None, None, "the journal has no head")
+    return _Proven(state, events, head, stored.key)
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """The model a drive asks."""
+
+    client: ModelClient
+    name: str
+    own: bool
+    """Made here from its name, and so closed here."""
+
+    async def discard(self) -> None:
+        """Gives the client back when no drive came of it."""
+        if self.own:
+            await self.client.close()
 
 
 def _checked_id(run_id: str) -> str:
@@ -499,22 +546,21 @@ def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
-def _client(model: str | ModelClient | None, agent: Agent) -> ModelClient:
+def _bind(model: str | ModelClient | None, agent: Agent) -> _Binding:
     if model is None:
-        raise ConfigurationError("no model is named", where=f"agent {agent.name}", next="give the agent a model, or name one")
-    return model_client(model, base_url=agent.base_url) if isinstance(model, str) else model
+        raise ConfigurationError(
+            "no model is named", where=f"agent {agent.name}", next="give the agent a model, or name one"
+        )
+    if isinstance(model, str):
+        return _Binding(model_client(model, base_url=agent.base_url), model, own=True)
+    return _Binding(model, model.target, own=False)
 
 
-def _rebound(
-    state: RunState, agent: Agent, model: str | ModelClient | None
-) -> tuple[ModelClient, tuple[ev.ModelBound, ...]]:
-    """The model to ask from here on, and the event that says so when it is not the one bound last."""
-    chosen = model
-    if chosen is None:
-        chosen = agent.model if agent.model is not None and not isinstance(agent.model, str) else state.model
-    client = _client(chosen, agent)
-    name = chosen if isinstance(chosen, str) else client.target
-    return client, () if state.model in (name, client.target) else (ev.ModelBound(name),)
+def _rebind(state: RunState, agent: Agent, model: str | ModelClient | None) -> _Binding:
+    """The model to ask from here on: the one named now, else the agent's own client, else the one bound last."""
+    if model is None:
+        model = agent.model if agent.model is not None and not isinstance(agent.model, str) else state.model
+    return _bind(model, agent)
 
 
 def _recorded_agent(state: RunState) -> Agent:

@@ -1,26 +1,26 @@
 """The one error tree, and the signal that a run waits.
 
-    PerdureError
-    ├── UsageError                 something named or written wrongly; nothing was done        (exit code 2)
-    │   ├── ConfigurationError     an agent, tool, limit or file that cannot be used as written
-    │   │   └── ToolDefinitionError
-    │   ├── UnknownError           a run, call or tool that is not there
-    │   ├── InvalidAnswerError     an answer, resolution or limit that does not fit what waits
-    │   └── ConcurrentUseError     a second call on a context while one is open
-    ├── RefusedError               the run stays as it was; nothing was recorded               (exit code 4)
-    │   ├── LeaseHeldError         another driver holds the run
-    │   ├── LeaseLostError         this driver's lease is gone; nothing it does counts any more
-    │   ├── DivergedError          the code asks for something else than the journal holds
-    │   ├── DefinitionChangedError the agent is not the one the run started with
-    │   ├── MalformedJournalError  damage, a gap or a broken chain
-    │   ├── PayloadErasedError     replay reached a payload that was erased
-    │   └── StoreError             the store cannot be used, or failed
-    ├── ValueFormError             a value with no agreed JSON form
-    ├── CallFailedError            an inline call (`RunContext.do`) that failed or whose outcome is unknown
-    └── ModelError                 a model call that failed for good
-        └── StreamFaultError       one attempt's stream broke its protocol, or ended early
+PerdureError
+├── UsageError                 something named or written wrongly; nothing was done        (exit code 2)
+│   ├── ConfigurationError     an agent, tool, limit or file that cannot be used as written
+│   │   └── ToolDefinitionError
+│   ├── UnknownError           a run, call or tool that is not there
+│   ├── InvalidAnswerError     an answer, resolution or limit that does not fit what waits
+│   └── ConcurrentUseError     a second call on a context while one is open
+├── RefusedError               the run stays as it was; nothing was recorded               (exit code 4)
+│   ├── LeaseHeldError         another driver holds the run
+│   ├── LeaseLostError         this driver's lease is gone; nothing it does counts any more
+│   ├── DivergedError          the code asks for something else than the journal holds
+│   ├── DefinitionChangedError the agent is not the one the run started with
+│   ├── MalformedJournalError  damage, a gap or a broken chain
+│   ├── PayloadErasedError     replay reached a payload that was erased
+│   └── StoreError             the store cannot be used, or failed
+├── ValueFormError             a value with no agreed JSON form
+├── CallFailedError            an inline call (`RunContext.do`) that failed or whose outcome is unknown
+└── ModelError                 a model call that failed for good
+    └── StreamFaultError       one attempt's stream broke its protocol, or ended early
 
-    Parked (BaseException)         the run waits durably; raised by a context, caught by the engine
+Parked (BaseException)         the run waits durably; raised by a context, caught by the engine
 """
 
 from typing import Any, ClassVar
@@ -141,7 +141,8 @@ class PayloadErasedError(RefusedError):
 
 
 class StoreError(RefusedError):
-    """The store cannot be used, or failed; what was not confirmed may or may not be stored and is read at the next open."""
+    """The store cannot be used, or failed; what was not confirmed may or may not be stored and is read at the next
+    open."""
 
     code = "store_error"
 
@@ -167,12 +168,20 @@ class CallFailedError(PerdureError):
 
 
 class ModelError(PerdureError):
-    """A model call that failed. `kind` is a stable word; `retryable` says whether the same request may be sent again."""
+    """A model call that failed. `kind` is a stable word; `retryable` says whether the same request may be sent
+    again."""
 
     code = "model_error"
 
     def __init__(
-        self, kind: str, found: str, *, where: str = "", next: str = "", retryable: bool = False, retry_after_s: float | None = None
+        self,
+        kind: str,
+        found: str,
+        *,
+        where: str = "",
+        next: str = "",
+        retryable: bool = False,
+        retry_after_s: float | None = None,
     ) -> None:
         self.kind, self.retryable, self.retry_after_s = kind, retryable, retry_after_s
         super().__init__(found, where=where, next=next)

@@ -1,4 +1,5 @@
-"""What the runtime needs from outside, as small protocols. Each docstring is the contract that conformance tests execute."""
+"""What the runtime needs from outside, as small protocols. Each docstring is the contract that conformance tests
+execute."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -43,7 +44,8 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """A fragment of a call. Identity hints (`index`, `wire_id`) are as the provider sent them; either may be missing."""
+    """A fragment of a call. Identity hints (`index`, `wire_id`) are as the provider sent them; either may be
+    missing."""
 
     index: int | None = None
     wire_id: str | None = None
@@ -53,7 +55,8 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class CallDone(msgspec.Struct, frozen=True):
-    """The provider's own closing object for a call; `arguments`, when given, is the whole text and wins over fragments."""
+    """The provider's own closing object for a call; `arguments`, when given, is the whole text and wins over
+    fragments."""
 
     index: int | None = None
     wire_id: str | None = None
@@ -218,8 +221,8 @@ class Store(Protocol):
         """
 
     async def confirm(self, lease: Lease) -> None:
-        """Called directly before a dispatch: returns at once while the lease is fresh (under three quarters of the lease
-        time since its last renewal), else renews it first.
+        """Called directly before a dispatch: returns at once while the lease is fresh (under three quarters of the
+        lease time since its last renewal), else renews it first.
 
         Raises:
             LeaseLostError: it is gone.

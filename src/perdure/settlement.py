@@ -1,4 +1,5 @@
-"""What people say to a run that nobody drives: each verb becomes events, or an error that says why it cannot be recorded.
+"""What people say to a run that nobody drives: each verb becomes events, or an error that says why it cannot be
+recorded.
 
 Pure over the run's state; the engine stores the events. None of these drives the run.
 """
@@ -29,7 +30,9 @@ def answer(state: RunState, call: str, value: object, by: str | None, key: str |
     problem = schema_problem(waits.schema, given)
     if problem is not None:
         raise InvalidAnswerError(
-            f"the answer does not fit: {problem}", where=f"run {state.run_id}, call {call}", next="give one that fits its schema"
+            f"the answer does not fit: {problem}",
+            where=f"run {state.run_id}, call {call}",
+            next="give one that fits its schema",
         )
     return [ev.Resumed(call, given, by, key)]
 
@@ -65,13 +68,17 @@ def limit(state: RunState, changes: Mapping[str, int | str], by: str | None) -> 
     """New totals for limits: a whole number, or "+n" to add to the present total."""
     _must_be_open(state, "limit")
     if not changes:
-        raise UsageError("no limit is named", where=f"run {state.run_id}", next="give NAME=TOTAL, as max_model_turns=15")
+        raise UsageError(
+            "no limit is named", where=f"run {state.run_id}", next="give NAME=TOTAL, as max_model_turns=15"
+        )
     return [ev.BudgetChanged({name: _total(state, name, change) for name, change in changes.items()}, by)]
 
 
 def _total(state: RunState, name: str, change: int | str) -> int:
     if name not in _CHANGEABLE:
-        raise UsageError(f"unknown limit {name!r}", where=f"run {state.run_id}", next=f"one of: {', '.join(_CHANGEABLE)}")
+        raise UsageError(
+            f"unknown limit {name!r}", where=f"run {state.run_id}", next=f"one of: {', '.join(_CHANGEABLE)}"
+        )
     text = str(change).strip()
     adds = text.startswith("+")
     if not text.removeprefix("+").isdigit():

@@ -78,7 +78,10 @@ def check_right_end(environment: dict[str, str], seed: int, scenario: str) -> No
     }
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(name, marks=() if name in ("transient", "permanent") else pytest.mark.slow) for name in SCENARIOS],
+)
 def test_a_killed_run_comes_to_the_right_end_with_the_right_number_of_effects(
     environment: dict[str, str], tmp_path: Path, scenario: str
 ) -> None:
@@ -96,6 +99,7 @@ def test_twenty_seeds_over_all_scenarios_end_right(environment: dict[str, str], 
         check_right_end(environment, seed, scenario)
 
 
+@pytest.mark.slow
 def test_without_a_key_the_crash_costs_a_second_effect_and_the_demo_says_so(environment: dict[str, str]) -> None:
     done = demo(environment, "--json", "--seed", "11", "--no-key")
     line = json.loads(done.stdout.splitlines()[-1])
@@ -104,6 +108,7 @@ def test_without_a_key_the_crash_costs_a_second_effect_and_the_demo_says_so(envi
     assert "effects in the service's database: 2, expected 1" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_story_is_plain_text_when_piped_and_tells_every_part(environment: dict[str, str]) -> None:
     done = demo(environment, "--seed", "11")
     assert done.returncode == 0, done.stderr
@@ -124,6 +129,7 @@ def test_the_story_is_plain_text_when_piped_and_tells_every_part(environment: di
         assert part in done.stdout
 
 
+@pytest.mark.slow
 def test_a_drawn_seed_is_printed_and_gives_the_same_demo_again(environment: dict[str, str]) -> None:
     first = json.loads(demo(environment, "--json").stdout.splitlines()[-1])
     again = json.loads(demo(environment, "--json", "--seed", str(first["seed"])).stdout.splitlines()[-1])
@@ -137,6 +143,7 @@ def test_an_unknown_scenario_is_a_usage_error_that_names_the_known_ones(environm
     assert "transient" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_proxy_of_the_machine_is_not_asked_for_loopback(environment: dict[str, str]) -> None:
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     dead = dict.fromkeys(names, "http://127.0.0.1:9")
@@ -182,6 +189,7 @@ class Served:
         os.kill(int(self.names["PERDURE_DEMO_PID"]), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_by_hand_a_run_is_killed_while_one_call_is_open_and_resumed(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -200,6 +208,7 @@ def test_by_hand_a_run_is_killed_while_one_call_is_open_and_resumed(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_lost_response_in_the_middle_of_a_run_costs_no_second_effect(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

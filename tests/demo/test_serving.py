@@ -44,7 +44,9 @@ def answers(origin: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_ending_the_named_process_ends_both_servers(tmp_path: Path, number: signal.Signals) -> None:
     names = eval_serve(tmp_path)
     origins = (names["PERDURE_DEMO_ORIGIN"], names["OPENAI_BASE_URL"])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from perdure import CallContext, ToolFailed
 from perdure.examples.job_recovery import tools
 from perdure.examples.job_recovery.jobs import Counts, Jobs
+from perdure.examples.job_recovery.service import JobServer, Switches
 from perdure.examples.job_recovery.standin import decide
 from perdure.examples.job_recovery.world import SCENARIOS, World, draw_world
 
@@ -23,34 +25,31 @@ TOOLS = ("job_status", "job_logs", "runbook_search", "job_result")
 
 
 class Place:
-    """A service in its own process, found by the tools through the environment."""
+    """A served world, found by the tools through the environment."""
 
     def __init__(self, folder: Path, seed: int, scenario: str) -> None:
-        self.folder, self.seed, self.scenario = folder, seed, scenario
+        self.scenario = scenario
         self.world: World = draw_world(seed, scenario)
         self.jobs = Jobs(folder / "service.db")
+        self.jobs.create(self.world)
         self.switches = folder / "switches"
-
-    def start(self, monkeypatch: pytest.MonkeyPatch) -> "subprocess.Popen[str]":
         self.switches.mkdir()
-        (self.folder / "runbook.md").write_text(self.world.runbook, encoding="utf-8")
-        argv = [sys.executable, "-m", "perdure.examples.job_recovery.service", "--db", str(self.folder / "service.db")]
-        argv += ["--seed", str(self.seed), "--scenario", self.scenario, "--switches", str(self.switches)]
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        monkeypatch.setenv("PERDURE_DEMO_ORIGIN", json.loads(process.stdout.readline())["origin"])
-        monkeypatch.setenv("PERDURE_DEMO_RUNBOOK", str(self.folder / "runbook.md"))
-        monkeypatch.delenv("PERDURE_DEMO_NO_KEY", raising=False)
-        return process
+        (folder / "runbook.md").write_text(self.world.runbook, encoding="utf-8")
+        self.server = JobServer(self.jobs, Switches(self.switches))
 
 
 @pytest.fixture
 def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     place = Place(tmp_path, *getattr(request, "param", (3, "transient")))
-    with place.start(monkeypatch) as process:
-        yield place
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0  # it ends in good order when told to
+    monkeypatch.setenv("PERDURE_DEMO_ORIGIN", place.server.origin)
+    monkeypatch.setenv("PERDURE_DEMO_RUNBOOK", str(tmp_path / "runbook.md"))
+    monkeypatch.delenv("PERDURE_DEMO_NO_KEY", raising=False)
+    thread = threading.Thread(target=place.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield place
+    place.server.shutdown()
+    thread.join()
+    place.server.server_close()
 
 
 def context(key: str = "key-1") -> CallContext:
@@ -75,7 +74,7 @@ def play(job_id: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "place",
-    [(seed, scenario) for scenario in SCENARIOS for seed in (1, 2, 3)],
+    [(seed, scenario) for scenario in SCENARIOS for seed in range(5)],
     indirect=True,
     ids=lambda p: f"{p[1]}-{p[0]}",
 )
@@ -128,6 +127,15 @@ def test_a_missing_setting_is_named_with_the_way_to_set_it(monkeypatch: pytest.M
     monkeypatch.delenv("PERDURE_DEMO_ORIGIN", raising=False)
     with pytest.raises(ToolFailed, match="PERDURE_DEMO_ORIGIN is not set.*perdure demo --serve"):
         tools.job_status("Q1")
+
+
+def test_the_service_as_a_process_ends_in_good_order_when_told_to(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "perdure.examples.job_recovery.service", "--db", str(tmp_path / "service.db")]
+    with subprocess.Popen([*argv, "--seed", "1", "--scenario", "completed"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["origin"].startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
 
 
 def test_a_server_ends_when_its_parent_is_gone(tmp_path: Path) -> None:

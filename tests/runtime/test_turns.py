@@ -397,20 +397,14 @@ def _call_events(draw: st.DrawFn, calls: list[tuple[str, dict[str, Any]]]) -> li
 
 
 @st.composite
-def _turns(draw: st.DrawFn) -> tuple[list[str | list[tuple[str, dict[str, Any]]]], list[ModelEvent]]:
-    """What a reply says, in order, and one of the streams it may come as."""
-    content: list[str | list[tuple[str, dict[str, Any]]]] = []
-    events: list[ModelEvent] = []
+def _turns(draw: st.DrawFn) -> tuple[tuple[str, list[tuple[str, dict[str, Any]]]], list[ModelEvent]]:
+    """What a reply says, and one of the streams it may come as."""
     text, calls = draw(st.text()), draw(_calls)
-    for piece in draw(_cut(text)):
-        events.append(TextDelta(piece))
-    events.extend(draw(_call_events(calls)))
-    content = [text, calls]
-    return content, events
+    return (text, calls), [*map(TextDelta, draw(_cut(text))), *draw(_call_events(calls))]
 
 
 @given(_turns(), st.sampled_from(list(StopReason)))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_turn_streamed_in_any_chunking_is_put_together_again(drawn: Any, stop: StopReason) -> None:
     """R-150, R-159, H12."""
     (text, calls), events = drawn
@@ -421,7 +415,7 @@ def test_a_turn_streamed_in_any_chunking_is_put_together_again(drawn: Any, stop:
 
 
 @given(_turns())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_stream_that_stops_anywhere_before_its_closing_event_is_never_a_turn(drawn: Any) -> None:
     """H10, R-153."""
     _, events = drawn
@@ -447,7 +441,7 @@ _noise = st.lists(
 
 
 @given(_noise, st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_events_at_all_give_a_turn_that_can_be_stored_or_a_fault(events: list[ModelEvent], strict: bool) -> None:
     """R-154, R-161: no other error, and no argument text is lost or glued to another call's."""
     try:
@@ -460,7 +454,7 @@ def test_any_events_at_all_give_a_turn_that_can_be_stored_or_a_fault(events: lis
     opened = [event.name for event in events if isinstance(event, CallDelta) and event.name]
     assert {call.name for call in turn.calls} == set(opened)
     kept = sum(len(call.raw) if call.raw is not None else len(canonical(call.arguments)) for call in turn.calls)
-    assert kept >= len("".join(sent.split())) - sum(event.__class__ is CallDone for event in events)
+    assert kept >= len("".join(sent.split()))
 
 
 # A whole stream

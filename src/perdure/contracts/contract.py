@@ -22,7 +22,8 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An immutable record read back from a journal: a field added by a later release of the same schema version is ignored."""
+    """An immutable record read back from a journal: a field added by a later release of the same schema version is
+    ignored."""
 
 
 _canonical_encoder = msgspec.json.Encoder(order="sorted")

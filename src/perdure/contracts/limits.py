@@ -1,7 +1,7 @@
 """Limits, prices and the arithmetic of crossing them; pure, over recorded numbers.
 
-Money is integer micro-units (a millionth of the currency), prices are integer micro-units per million tokens. Unknown is
-None and stays unknown through arithmetic.
+Money is integer micro-units (a millionth of the currency), prices are integer micro-units per million tokens. Unknown
+is None and stays unknown through arithmetic.
 """
 
 from typing import Literal

@@ -67,7 +67,8 @@ class CallPart(Fact, tag="call", tag_field="type", frozen=True):
 
 
 class OpaquePart(Fact, tag="opaque", tag_field="type", frozen=True):
-    """A provider's own part (a reasoning signature, say): sent back verbatim to that provider, left out for any other."""
+    """A provider's own part (a reasoning signature, say): sent back verbatim to that provider, left out for any
+    other."""
 
     provider: str
     data: JsonValue
@@ -154,4 +155,5 @@ class ToolDescriptor(Fact, frozen=True):
     parallel: bool = False
     """Whether adjacent reads of this kind may overlap."""
     repeatable: bool | None = None
-    """False: the third identical call is refused; True: never. None: False for write and idempotent tools, True for reads."""
+    """False: the third identical call is refused; True: never. None: False for write and idempotent tools, True for
+    reads."""

@@ -45,7 +45,8 @@ class Outcome(Contract, frozen=True):
     status: str
     """`completed`, `failed`, `cancelled`, `abandoned`; or `parked`, `idle`."""
     outcome: str | None
-    """`success`, `partial`, `blocked`, `rejected`, `cancelled`, `interrupted`, `exhausted`, `indeterminate`, `failed`."""
+    """`success`, `partial`, `blocked`, `rejected`, `cancelled`, `interrupted`, `exhausted`, `indeterminate`,
+    `failed`."""
     terminal_reason: str | None
     assurance: str
     output: JsonValue

@@ -1,11 +1,11 @@
 """Replay: a journal's events answered to the requests that made them.
 
-Three shapes serve every feature. `observe`: one event. `intend`: an intent, then a completion that names its call. `wait`: a
-request, then an event that comes from outside. Each answers `Replayed` or `Live`; only a permit can record, and a recorded answer
-carries none.
+Three shapes serve every feature. `observe`: one event. `intend`: an intent, then a completion that names its call.
+`wait`: a request, then an event that comes from outside. Each answers `Replayed` or `Live`; only a permit can record,
+and a recorded answer carries none.
 
-Intents, observations and requests stand in the order the loop made them, so they are matched in order. Completions may come in
-any order, so they are matched by call.
+Intents, observations and requests stand in the order the loop made them, so they are matched in order. Completions
+may come in any order, so they are matched by call.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,8 @@ class Cursor:
     def intend_model(
         self, asked: ev.ModelCallRequested, parts: dict[str, str]
     ) -> Replayed[ev.ModelCallCompleted | ev.ModelCallFailed] | Live:
-        """A model call's intent, then its completion. `parts` are the digests of all parts of the request as it is now."""
+        """A model call's intent, then its completion. `parts` are the digests of all parts of the request as it is
+        now."""
         recorded = self.peek()
         if isinstance(recorded, ev.ModelCallRequested) and recorded.call == asked.call:
             self._compare_request(recorded, asked, parts)

@@ -1,7 +1,7 @@
 """Every kind of event, as a typed payload. A feature adds a kind here and a case in the fold, never a second truth.
 
-The kind stands in the envelope and not in the payload. Reading ignores fields it does not know (a later release of the same
-schema version may add some with a default); a kind it does not know is refused.
+The kind stands in the envelope and not in the payload. Reading ignores fields it does not know (a later release of
+the same schema version may add some with a default); a kind it does not know is refused.
 """
 
 from typing import ClassVar, Literal
@@ -11,9 +11,9 @@ import msgspec
 from perdure.contracts.agents import AgentSpec
 from perdure.contracts.contract import Fact, JsonObject, JsonValue, canonical
 from perdure.contracts.messages import AssistantTurn, Effect, Usage
+from perdure.contracts.notices import Notice
 from perdure.errors import MalformedJournalError
 from perdure.journal.envelope import Envelope, payload_of
-from perdure.contracts.notices import Notice
 
 
 class Event(Fact, frozen=True):
@@ -225,7 +225,8 @@ class ToolCallCompleted(Event, frozen=True):
 
 
 class ToolCallFailed(Event, frozen=True):
-    """The call ended without a value. `reason` is one of `handler`, `timeout`, `output_form`, `unknown`, `interrupted`."""
+    """The call ended without a value. `reason` is one of `handler`, `timeout`, `output_form`, `unknown`,
+    `interrupted`."""
 
     event_kind: ClassVar[str] = "tool_call_failed"
     call: str
@@ -356,7 +357,8 @@ KINDS: dict[str, type[Event]] = {
         RunStarted, DriveStarted, RunCompleted, RunFailed, RunCancelled, RunAbandoned,
         NowObserved, EntropyObserved, PatchObserved,
         ModelCallRequested, ModelCallCompleted, ModelCallFailed, ModelBound,
-        BatchAccepted, ToolCallRequested, AttemptStarted, ToolCallCompleted, ToolCallFailed, ToolCallRefused, EffectResolved,
+        BatchAccepted, ToolCallRequested, AttemptStarted, ToolCallCompleted, ToolCallFailed, ToolCallRefused,
+        EffectResolved,
         Suspended, Resumed, SleepStarted, Woken, BudgetExceeded, BudgetChanged, CancelRequested,
         ExecutionDegraded, ProposalReceived,
     )

@@ -1,7 +1,7 @@
 """The state of a run as a fold over its events, and the index row drawn from it. Nothing else is state.
 
-`RunState.advance` is deterministic and does no IO; it changes the state in place, since a copy an event would make n events cost
-O(n^2). It refuses an event that cannot follow.
+`RunState.advance` is deterministic and does no IO; it changes the state in place, since a copy an event would make n
+events cost O(n^2). It refuses an event that cannot follow.
 """
 
 from collections.abc import Callable, Iterable

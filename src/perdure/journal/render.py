@@ -1,4 +1,5 @@
-"""Journals for people and programs: the records of `show` and `history`, one line an event, and the outcome. Pure projections.
+"""Journals for people and programs: the records of `show` and `history`, one line an event, and the outcome. Pure
+projections.
 
 The command line, servers and inspectors all use these, so that a run reads the same everywhere.
 """
@@ -81,7 +82,8 @@ def _next_command(run_id: str, park: Park) -> str:
         case "suspended":
             return f"perdure answer {run_id} {park.call} JSON --resume"
         case "sleeping":
-            return f"perdure resume {run_id}  (from {rfc3339(park.detail['wake_at'])} on; `perdure recover` wakes what is due)"
+            due = rfc3339(park.detail["wake_at"])
+            return f"perdure resume {run_id}  (from {due} on; `perdure recover` wakes what is due)"
         case "needs_reconciliation":
             return f"perdure resolve {run_id} {park.call} (--happened JSON | --did-not-happen | --failed TEXT) --resume"
         case _:
@@ -132,7 +134,14 @@ def show_record(state: RunState, held: bool, epoch: int) -> JsonObject:
         "updated_at": rfc3339(state.updated_at),
         "lease": {"held": held, "epoch": epoch},
     }
-    return {**record, **shown, "assurance": outcome.assurance, "output": outcome.output, "answer": outcome.answer, "evidence": []}
+    return {
+        **record,
+        **shown,
+        "assurance": outcome.assurance,
+        "output": outcome.output,
+        "answer": outcome.answer,
+        "evidence": [],
+    }
 
 
 def _all_fields(value: msgspec.Struct) -> JsonObject:

@@ -1,7 +1,7 @@
 """The conversation as sent: append-only, shared, with a rolling digest.
 
-An entry is rendered once and never changed, so a request is a view (a length) and not a copy, and n turns hash and store O(n)
-bytes. The digest is keyed: without the run's key it says nothing about the text.
+An entry is rendered once and never changed, so a request is a view (a length) and not a copy, and n turns hash and
+store O(n) bytes. The digest is keyed: without the run's key it says nothing about the text.
 """
 
 import hmac

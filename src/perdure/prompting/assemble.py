@@ -9,7 +9,8 @@ from perdure.prompting.request import ModelRequest
 
 
 def assemble(agent: AgentSpec, transcript: TranscriptView, notice: Notice | None = None) -> ModelRequest:
-    """The next request of an agent: its instructions and tools as pinned, the conversation so far, and a notice if one is due."""
+    """The next request of an agent: its instructions and tools as pinned, the conversation so far, and a notice if
+    one is due."""
     return ModelRequest(
         instructions=agent.instructions,
         tools=agent.tools,

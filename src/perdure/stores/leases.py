@@ -15,10 +15,7 @@ from perdure.journal.envelope import Envelope
 from perdure.ports import IndexRow, Lease
 from perdure.stores.schema import EVENT_COLUMNS, first_place
 
-_APPEND = (
-    f"insert into event(rowid, {EVENT_COLUMNS}) "
-    "values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
+_APPEND = f"insert into event(rowid, {EVENT_COLUMNS}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COUNT = "update lease set events = ? where run_no = ? and epoch = ? and driver_id = ? and events = ?"
 _INDEX = "update run set agent = ?, phase = ?, terminal_reason = ?, park = ?, wake_at = ? where run_no = ?"
 

@@ -19,7 +19,7 @@ _COLUMN_TYPES: tuple[frozenset[type], ...] = (
     *map(frozenset, ((str,), (int,), (str,), (int,), (int,), (int,), (bytes,))),
     *map(frozenset, ((bytes, NoneType), (bytes, NoneType), (bytes,))),
 )
-_DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, UnicodeDecodeError)
+DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, UnicodeDecodeError)
 
 _RUNS = f"""
 select run.run_id, agent, phase, terminal_reason, park, wake_at, events, first.recorded_at, last.recorded_at,
@@ -64,7 +64,7 @@ def damage_named(run_id: str, seq: Callable[[], int | None]) -> Iterator[None]:
     """Damage met while reading becomes MalformedJournalError at the place reached."""
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise MalformedJournalError(run_id, seq(), None, f"the row cannot be read ({error})") from error
 
 
@@ -84,7 +84,7 @@ def read_run(connection: apsw.Connection, path: Path, run_id: str, from_seq: int
         place = first_place(run_no) + from_seq
         try:
             events = _as_envelopes(_rows(connection, run_no, from_seq).fetchall(), run_id, from_seq, place)
-        except (*_DAMAGE, _NotInOrder):
+        except (*DAMAGE, _NotInOrder):
             events = _row_by_row(connection, run_no, run_id, from_seq)
         if from_seq + len(events) != max(count, from_seq):
             problem = f"the store counted {count} events, {from_seq + len(events)} are there"

@@ -24,6 +24,9 @@ OLDEST_SQLITE = (3, 51, 3)
 
 SEQ_BITS = 32
 
+_HEADER_BYTES = 100
+"""Of every SQLite file (https://sqlite.org/fileformat.html, section 1.3)."""
+
 EVENT_COLUMNS = "run_id, seq, kind, recorded_at, active_ns, schema_version, commitment, salt, payload, digest"
 
 # Measured with four events a turn: 4096 bytes a page leave 1.77 KB a turn, 8192 leave 1.65 KB for 5 % more time a
@@ -160,6 +163,42 @@ def checked_version(connection: apsw.Connection, path: Path) -> int:
             next="use the release of Perdure that wrote it, or a later one",
         )
     return version
+
+
+def header_damage(path: Path) -> str | None:
+    """What is damaged in the header of a file that is ours all the same; None when nothing tells that it is ours.
+
+    Read through SQLite's own file layer: closing a file opened by other means would drop this process's locks on it.
+    """
+    with translated(path):
+        file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+        try:
+            header = file.xRead(_HEADER_BYTES, 0) if file.xFileSize() >= _HEADER_BYTES else b""
+        finally:
+            file.xClose()
+    version, application_id = header[60:64], header[68:72]
+    applied = _applied(path)
+    if application_id == APPLICATION_ID.to_bytes(4, "big"):
+        if applied is None:
+            return "the file's header is damaged: it cannot be read as a database"
+        if applied != int.from_bytes(version, "big"):
+            return f"the file's header is damaged: it names version {int.from_bytes(version, 'big')}, not {applied}"
+        return None
+    return None if applied is None else "the file's header is damaged: it does not name Perdure as its application"
+
+
+def _applied(path: Path) -> int | None:
+    """The version that the tables themselves tell; None when they are not ours, or cannot be read."""
+    try:
+        connection = _connect(path, apsw.SQLITE_OPEN_READONLY)
+        try:
+            connection.execute(f"select {EVENT_COLUMNS} from event limit 0")  # noqa: S608 - column names of ours
+            version = connection.execute("select max(version) from migration").get
+        finally:
+            connection.close()
+    except apsw.Error:
+        return None
+    return version if isinstance(version, int) else None
 
 
 def _present(path: Path) -> bool:
