@@ -102,7 +102,7 @@ def test_the_loop_is_react_or_the_users_own() -> None:
 
 
 def test_the_tools_of_an_agent_cannot_be_changed_once_it_is_made() -> None:
-    """R-031, R-022."""
+    """R-031."""
     offered = [look]
     agent = Agent(name="a", tools=offered)
     offered.append(act)  # type: ignore[arg-type]

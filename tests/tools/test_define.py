@@ -344,3 +344,9 @@ def test_importing_the_module_imports_no_pydantic_and_no_jsonschema() -> None:
     program = "import perdure.tools.define, perdure.agent, sys, json\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     assert not {"pydantic", "jsonschema", "openai"} & set(json.loads(done.stdout))
+
+
+def test_the_context_of_a_call_carries_no_service_of_the_runtime() -> None:
+    """R-010."""
+    public = {name.name for name in dataclasses.fields(CallContext) if not name.name.startswith("_")}
+    assert public == {"run_id", "call_id", "attempt", "epoch", "idempotency_key", "deadline"}

@@ -139,7 +139,7 @@ def translate(error: Exception, target: str, key: str | None, *, streaming: bool
 
 
 def _status_error(error: Any, target: str, key: str | None) -> ModelError:
-    said = _said(error.body)
+    said = _said(_body(error.response.text))
     kind = _kind(error.status_code, said)
     reason = said.message or (f"a body that is no error object ({said.type})" if said.type else "an empty body")
     found = f"HTTP {error.status_code}: {reason}" + (f" [{said.code}]" if said.code else "")
@@ -168,6 +168,14 @@ def _kind(status: int, said: _Said) -> str:
         return "protocol"
     # Compatible servers say it in words only.
     return "context_too_long" if "maximum context length" in said.message else "bad_request"
+
+
+def _body(text: str) -> object:
+    """The decoded body, or its text. The SDK's own `error.body` has lost which of the two it was."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _said(body: object) -> _Said:
