@@ -19,7 +19,7 @@ from perdure.contracts.agents import ANSWER_TOOL, AgentSpec, Settings
 from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.limits import Limits, Policy, Price, limit_problems
 from perdure.contracts.messages import Effect, ToolDescriptor
-from perdure.errors import ConfigurationError, ToolDefinitionError
+from perdure.errors import AnswerToolNameTakenError, ConfigurationError, ToolDefinitionError
 from perdure.ports import ModelClient, Tool
 from perdure.prompting.texts import ANSWER_DESCRIPTION
 from perdure.tools.output import AnswerCheck
@@ -33,12 +33,6 @@ LoopFunction = Callable[[Any, Any], Awaitable[JsonValue]]
 
 _NAME = re.compile(r"[a-z0-9-]{1,64}")
 _MODEL = re.compile(r"[^\s:]+:\S+")
-
-
-class AnswerToolNameTakenError(ConfigurationError):
-    """An agent with an output owns a tool of the answer tool's name."""
-
-    code = "answer_tool_name_taken"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -87,6 +87,10 @@ class CallContext:
         """Whether the runtime has given the call up (a time limit, a cancel). For blocking functions to look at."""
         return self._cancelled.is_set()
 
+    def give_up(self) -> None:
+        """Marks the call as given up; the runtime's to call."""
+        self._cancelled.set()
+
     async def run(self, argv: Sequence[str], *, timeout: float | None = None) -> ProcessResult:
         """Runs a program in a process group of its own, which is ended when the call ends, is cancelled, or `timeout`
         seconds have passed (then TimeoutError is raised)."""

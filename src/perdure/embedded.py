@@ -24,6 +24,7 @@ from perdure.run_ids import new_run_id
 from perdure.runtime.drive import Bindings, Drive
 from perdure.runtime.ending import run_loop
 from perdure.runtime.journaling import ListJournal, RunJournal
+from perdure.tools.output import check_schema
 
 _KEY_BYTES = 32
 
@@ -74,7 +75,7 @@ async def run_embedded(
         journal = RunJournal(state, digest, sink, clock, entropy)
     cause: Literal["start", "resume"] = "start" if recorded is None else "resume"
     journal.begin_drive(ev.DriveStarted(state.drives + 1, VERSION, cause))
-    bindings = Bindings(client, agent.tools_by_name, clock, entropy, agent.answer_check)
+    bindings = Bindings(client, agent.tools_by_name, clock, entropy, agent.answer_check, check_schema)
     drive = Drive(state.run_id, key, state.drives + 1, state.started.agent, Cursor(events), journal, bindings)
     if state.end is None:
         await run_loop(drive, agent.loop_function, state.started.input)

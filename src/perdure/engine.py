@@ -40,6 +40,7 @@ from perdure.runtime.drive import Bindings, Drive
 from perdure.runtime.ending import run_loop
 from perdure.runtime.journaling import RunJournal, index_row
 from perdure.stores.url import open_store
+from perdure.tools.output import check_schema
 
 KEY_BYTES = 32
 """Length of a run's random key for keyed digests."""
@@ -325,6 +326,7 @@ class Engine:
             clock=self._clock,
             entropy=self._entropy,
             answer_check=agent.answer_check,
+            check_schema=check_schema,
             confirm=lambda: self._store.confirm(lease),
             put_artifact=lambda data: self._store.put_artifact(run_id, data),
             on_delta=self._deltas_of(run_id),

@@ -3,7 +3,8 @@
 PerdureError
 ├── UsageError                 something named or written wrongly; nothing was done        (exit code 2)
 │   ├── ConfigurationError     an agent, tool, limit or file that cannot be used as written
-│   │   └── ToolDefinitionError
+│   │   ├── ToolDefinitionError
+│   │   └── AnswerToolNameTakenError
 │   ├── UnknownError           a run, call or tool that is not there
 │   ├── InvalidAnswerError     an answer, resolution or limit that does not fit what waits
 │   └── ConcurrentUseError     a second call on a context while one is open
@@ -56,6 +57,12 @@ class ToolDefinitionError(ConfigurationError):
     """A function that cannot be offered as a tool."""
 
     code = "tool_definition"
+
+
+class AnswerToolNameTakenError(ConfigurationError):
+    """An agent with an output owns a tool of the answer tool's name: the two could not be told apart in a reply."""
+
+    code = "answer_tool_name_taken"
 
 
 class UnknownError(UsageError):

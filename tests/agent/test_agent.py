@@ -6,7 +6,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from perdure.agent import ANSWER_DESCRIPTION, Agent, AnswerToolNameTakenError, label_problems
+from perdure.agent import ANSWER_DESCRIPTION, Agent, label_problems
+from perdure.errors import AnswerToolNameTakenError
 from perdure.contracts.agents import Settings
 from perdure.contracts.limits import Limits, Price
 from perdure.contracts.messages import Effect

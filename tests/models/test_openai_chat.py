@@ -156,7 +156,7 @@ def test_a_conversation_is_projected_with_ids_from_places_and_results_behind_the
 
 
 def test_nothing_empty_goes_on_the_wire() -> None:
-    """H14, S-025: no blank text, no turn without content, no call nobody answered, no opaque part of another provider."""
+    """H14, S-025: no blank text, no turn without content, no unanswered call, no other provider's part."""
     request = asked(
         UserEntry("task"),
         TurnEntry("m.0", AssistantTurn()),

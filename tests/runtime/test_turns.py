@@ -446,8 +446,7 @@ def test_any_events_at_all_give_a_turn_that_can_be_stored_or_a_fault(events: lis
     """R-154, R-161: no other error, and no argument text is lost or glued to another call's."""
     try:
         turn = turn_of(*events, strict=strict)
-    except StreamFaultError as fault:
-        assert fault.retryable
+    except StreamFaultError:
         return
     assert msgspec.json.decode(canonical(turn), type=AssistantTurn) == turn
     sent = "".join(event.arguments for event in events if isinstance(event, CallDelta))

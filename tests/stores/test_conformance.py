@@ -7,10 +7,10 @@ import pytest
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.ports import Store
 from perdure.stores.sqlite import SqliteStore
-from perdure.testing.conformance import CHECKS, Check, OpenStore, store_conformance
+from perdure.testing.conformance import CHECKS, Check, OpenStore, claim_of, store_conformance
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", CHECKS, ids=claim_of)
 async def test_the_sqlite_store_does_what_the_port_says(check: Check, tmp_path: Path) -> None:
     """R-116, O1, O2, O17."""
 

@@ -46,4 +46,6 @@ def report_unexpected(error: BaseException, *, as_json: bool) -> int:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     found = f"{type(error).__name__}: {error}"
-    return report(UnexpectedError(found, where=where, next="this is a defect of Perdure: please report it"), as_json=as_json)
+    return report(
+        UnexpectedError(found, where=where, next="this is a defect of Perdure: please report it"), as_json=as_json
+    )

@@ -1,10 +1,11 @@
 """The envelope of one event and the chain that binds it to the one before.
 
     commitment = sha256(salt || payload)
-    digest     = sha256(previous || canonical JSON of [run_id, seq, kind, recorded_at, active_ns, schema_version, commitment])
+    digest     = sha256(previous || canonical JSON of [run_id, seq, kind, recorded_at, active_ns, schema_version,
+    commitment])
 
-The first previous is 32 zero bytes. A payload and its salt can be erased; the commitment stays in the digest's input, so
-the chain goes on proving everything else.
+The first previous is 32 zero bytes. A payload and its salt can be erased; the commitment stays in the digest's input,
+so the chain goes on proving everything else.
 """
 
 import hashlib

@@ -124,11 +124,18 @@ class RunContext:
             return answer.output
 
     async def wait(self, reason: str, *, schema: JsonObject, kind: str = "question") -> JsonValue:
-        """Parks until an answer that fits the JSON schema is given, days later or on another machine; returns it."""
+        """Parks until an answer that fits the JSON schema is given, days later or on another machine; returns it.
+
+        Raises:
+            ConfigurationError: it is no valid schema; nothing was recorded.
+        """
         with self._one_caller("wait"):
             call = self._next_id()
             self._drive.must_not_have_ended(f"a wait at {call}")
-            return await gates.wait_for_answer(self._drive, call, reason, kind, to_json(schema))
+            check = self._drive.bindings.check_schema
+            # A recorded schema was checked when it was recorded.
+            checked = check(schema, f"wait at {call}") if check is not None and self._drive.cursor.live else schema
+            return await gates.wait_for_answer(self._drive, call, reason, kind, to_json(checked))
 
     async def sleep(self, duration: timedelta) -> None:
         """Parks for a time that survives restarts; goes on at once when it has passed already."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from perdure.contracts.agents import AgentSpec
-from perdure.contracts.contract import JsonValue
+from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.errors import DivergedError, Parked, RefusedError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Cursor, Permit
@@ -40,6 +40,8 @@ class Bindings:
     clock: Clock
     entropy: Entropy
     answer_check: AnswerProblem | None = None
+    check_schema: Callable[[JsonObject, str], JsonObject] | None = None
+    """Raises ConfigurationError for a schema that no answer could be checked by."""
     confirm: Callable[[], Awaitable[None]] | None = None
     """Called directly before each dispatch; raises when the lease is gone. None where nobody else can drive."""
     put_artifact: Callable[[bytes], Awaitable[str]] | None = None

@@ -1,4 +1,5 @@
-"""From a checked call to its recorded end: intent, dispatch, completion; and what recovery does with a call that was in flight.
+"""From a checked call to its recorded end: intent, dispatch, completion; and what recovery does with a call that was
+in flight.
 
 | found at resume | what happens |
 | --- | --- |
@@ -11,9 +12,11 @@
 import asyncio
 from collections.abc import Sequence
 
+from perdure.calls import Suspend
 from perdure.contracts.contract import canonical
 from perdure.contracts.messages import Effect, Observation, ObservationStatus
 from perdure.contracts.values import to_json
+from perdure.errors import ConfigurationError, ValueFormError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Permit, Replayed
 from perdure.prompting import texts
@@ -146,10 +149,19 @@ class Settling:
             case Failed():
                 return await self._failed_or_stored(work, permit, result, alone)
             case Waits(suspend):
-                wanted = ev.WaitRequest(suspend.reason, suspend.kind, to_json(suspend.schema))
-                return self._note(permit, ev.ToolCallCompleted(work.call, suspend=wanted))
+                return self._suspended(work, permit, suspend)
             case Sleeps(until):
                 return self._note(permit, ev.ToolCallCompleted(work.call, sleep_until=until))
+
+    def _suspended(self, work: Work, permit: Permit, suspend: Suspend) -> Answer:
+        check = self._drive.bindings.check_schema
+        try:
+            schema = to_json(suspend.schema) if check is None else check(suspend.schema, work.tool)
+        except (ConfigurationError, ValueFormError) as error:
+            message = f"{work.tool} asked for an answer that nothing could be checked against: {error}"
+            return self._failed(work, permit, Failed("output_form", message))
+        wanted = ev.WaitRequest(suspend.reason, suspend.kind, schema)
+        return self._note(permit, ev.ToolCallCompleted(work.call, suspend=wanted))
 
     async def _completed_or_stored(self, work: Work, permit: Permit, value: object) -> Answer:
         text = texts.value_text(value)

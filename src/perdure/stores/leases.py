@@ -125,15 +125,17 @@ def append(
     """
     held = driver.holding(lease)
     if envelopes:
-        first, end = envelopes[0].seq, envelopes[-1].seq + 1
+        first = envelopes[0].seq
+        for seq, event in enumerate(envelopes, first):
+            if event.seq != seq or event.run_id != lease.run_id:
+                raise _gap(driver, lease, f"event {event.seq} of run {event.run_id} stands where event {seq} belongs")
+        end = first + len(envelopes)
+        # The epoch test and the test that the events follow what is there are one statement, on the way to the count.
         connection.execute(_COUNT, (end, held.run_no, held.epoch, driver.driver_id, first))
         if connection.changes() != 1:
             raise _not_following(connection, driver, lease, held, first)
         place = first_place(held.run_no)
-        # The place of an event is unique, so a seq that is given twice fails here; a gap is found by the count.
         connection.executemany(_APPEND, [(place + event.seq, *msgspec.structs.astuple(event)) for event in envelopes])
-        if end - first != len(envelopes):
-            raise _gap(driver, lease, f"{len(envelopes)} events reach from {first} to {end - 1}")
     elif not _still_ours(connection, driver, held):
         raise _not_following(connection, driver, lease, held, None)
     if index is not None:

@@ -162,9 +162,9 @@ class Writer:
         beats = self._driver.must_beat(started, any(piece.renews for piece in batch))
         lost = leases.beat(connection, self._driver, self._clock.now_ns()) if beats else []
         if len(batch) == 1 and not beats:
-            settled = [_apply_alone(connection, batch[0])]
+            settled = [self._apply_alone(connection, batch[0])]
         else:
-            settled = [_apply(connection, piece) for piece in batch]
+            settled = [self._apply(connection, piece) for piece in batch]
         if connection.in_transaction:
             connection.execute("commit")
         if beats:
@@ -172,6 +172,28 @@ class Writer:
             self._driver.lose(lost)
             self._driver.renewed_ns = started
         return settled
+
+    def _apply_alone(self, connection: apsw.Connection, piece: Piece) -> Settled:
+        """A piece that is a transaction of its own."""
+        try:
+            return piece, piece.work(connection), None
+        except _ALONE as error:
+            connection.execute("rollback")
+            return piece, None, self._refusal(error)
+
+    def _apply(self, connection: apsw.Connection, piece: Piece) -> Settled:
+        connection.execute("savepoint piece")
+        try:
+            value = piece.work(connection)
+        except _ALONE as error:
+            connection.execute("rollback to piece")
+            connection.execute("release piece")
+            return piece, None, self._refusal(error)
+        connection.execute("release piece")
+        return piece, value, None
+
+    def _refusal(self, error: BaseException) -> BaseException:
+        return store_error(error, self._driver.path) if isinstance(error, apsw.Error) else error
 
     def _fail(self, batch: list[Piece], error: BaseException) -> list[Settled]:
         self.failure = store_error(error, self._driver.path)
@@ -190,27 +212,6 @@ class Writer:
         except RuntimeError:
             # The loop is closed: nobody is left to be told, and what is stored stays stored.
             self._closing = True
-
-
-def _apply_alone(connection: apsw.Connection, piece: Piece) -> Settled:
-    """A piece that is a transaction of its own."""
-    try:
-        return piece, piece.work(connection), None
-    except _ALONE as error:
-        connection.execute("rollback")
-        return piece, None, error
-
-
-def _apply(connection: apsw.Connection, piece: Piece) -> Settled:
-    connection.execute("savepoint piece")
-    try:
-        value = piece.work(connection)
-    except _ALONE as error:
-        connection.execute("rollback to piece")
-        connection.execute("release piece")
-        return piece, None, error
-    connection.execute("release piece")
-    return piece, value, None
 
 
 def _resolve(settled: list[Settled]) -> None:

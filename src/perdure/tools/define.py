@@ -84,7 +84,7 @@ class FunctionTool(Generic[P, R]):
             except asyncio.CancelledError as cancelled:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
-                    context._cancelled.set()  # noqa: SLF001 - the context's own switch, turned by who runs the call
+                    context.give_up()
                     raise
                 raise as_error(cancelled) from cancelled  # the tool's own doing: nobody cancelled this call
             except SystemExit as ended:

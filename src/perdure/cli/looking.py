@@ -1,0 +1,82 @@
+"""The verbs that only look: list, show, history, verify. They take no lease and write nothing."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perdure.cli import output, reports, tables
+from perdure.errors import MalformedJournalError
+
+if TYPE_CHECKING:
+    from perdure.journal.envelope import Envelope
+    from perdure.ports import IndexRow
+
+OK, REFUSED = 0, 4
+
+
+async def list_runs(store: str, *, as_json: bool) -> int:
+    """Prints every run of the store."""
+    from perdure.engine import Engine
+
+    async with Engine.open(store, create=False, read_only=True) as engine:
+        records = await engine.runs()
+    if as_json:
+        for record in records:
+            output.say_json(record)
+    else:
+        output.say(tables.runs(records))
+    return OK
+
+
+async def show_run(store: str, run_id: str, *, as_json: bool) -> int:
+    """Prints how a run ended, or where it stands."""
+    from perdure.engine import Engine
+
+    async with Engine.open(store, create=False, read_only=True) as engine:
+        record = await engine.show(run_id)
+    if as_json:
+        output.say_json(record)
+    else:
+        output.say(tables.run(record))
+    return OK
+
+
+async def print_history(store: str, run_id: str, *, as_json: bool) -> int:
+    """Prints a run's events, proven to be one unbroken chain."""
+    from perdure.engine import Engine
+    from perdure.journal.render import history_record, line
+
+    async with Engine.open(store, create=False, read_only=True) as engine:
+        envelopes = await engine.journal(run_id)
+    for envelope in envelopes:
+        if as_json:
+            output.say_json(history_record(envelope))
+        else:
+            output.say(output.escaped(line(envelope)))
+    return OK
+
+
+async def verify_store(store: str, run_id: str | None, *, head: str | None, as_json: bool) -> int:
+    """Proves the events of a store, or of one run, and what is derived from them."""
+    import msgspec
+
+    from perdure.stores.url import parse_sqlite_url
+    from perdure.stores.verify import verify
+
+    path, _ = parse_sqlite_url(store)
+    report = await verify(path, fold_problem=_fold_problem, run_id=run_id, head=head)
+    if as_json:
+        output.say_json(msgspec.to_builtins(report))
+    reports.verification(report, as_json=as_json)
+    return OK if report.ok else REFUSED
+
+
+def _fold_problem(envelopes: "Sequence[Envelope]") -> "tuple[str | None, IndexRow]":
+    from perdure.journal.fold import fold
+    from perdure.ports import IndexRow
+    from perdure.runtime.journaling import index_row
+
+    try:
+        state, _ = fold(envelopes[0].run_id, envelopes)
+    except MalformedJournalError as error:
+        return error.problem, IndexRow("", "", None, None, None)
+    return None, index_row(state)

@@ -1,0 +1,137 @@
+"""Records as tables and sections for a person."""
+
+import io
+import sys
+from collections.abc import Iterable, Sequence
+
+from perdure.cli.output import escaped, escaped_lines, json_text
+from perdure.cli.reports import waits_for
+from perdure.contracts.contract import JsonObject
+
+_PIPED_WIDTH = 100_000
+"""Columns where nobody's window limits them: no line is ever folded in a pipe."""
+_STYLES = {"completed": "green", "failed": "red", "parked": "yellow", "running": "cyan"}
+
+
+def runs(records: Iterable[JsonObject]) -> str:
+    """The records of `list`, a line a run."""
+    rows = [
+        (
+            one["run_id"],
+            one["agent"],
+            one["status"],
+            one["terminal_reason"] or one["park"] or "",
+            str(one["events"]),
+            _second(one["started_at"]),
+            _second(one["updated_at"]),
+        )
+        for one in records
+    ]
+    return _table(("RUN", "AGENT", "STATUS", "REASON", "EVENTS", "STARTED", "UPDATED"), rows) if rows else "no runs"
+
+
+def run(record: JsonObject) -> str:
+    """The record of `show` in sections; those that hold nothing are left out."""
+    sections = [_head(record), _park(record), _calls(record), _answer(record), _degradations(record), _limits(record)]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _head(record: JsonObject) -> str:
+    agent, lease = record["agent"], record["lease"]
+    ended = f" ({record['outcome']}, {record['terminal_reason']}, {record['assurance']})" if record["outcome"] else ""
+    rows = [
+        ("run", record["run_id"]),
+        ("status", record["status"] + ended),
+        ("agent", f"{agent['name']}  {agent['ref'] or 'no reference recorded'}"),
+        ("model", record["model"]),
+        ("labels", ", ".join(f"{key}={value}" for key, value in record["labels"].items())),
+        ("started", _second(record["started_at"])),
+        ("updated", _second(record["updated_at"])),
+        ("events", f"{record['events']} in {record['drives']} drives"),
+        ("lease", f"epoch {lease['epoch']}, {'held' if lease['held'] else 'free'}"),
+        ("used", _usage(record["usage"])),
+    ]
+    return _pairs([(name, value) for name, value in rows if value])
+
+
+def _usage(usage: JsonObject) -> str:
+    def known(value: int | None) -> str:
+        return "unknown" if value is None else str(value)
+
+    cost = usage["cost_microunits"]
+    money = "cost unknown" if cost is None else f"cost {cost / 1_000_000:.6f} {usage['currency'] or ''}".rstrip()
+    tokens = f"{known(usage['input_tokens'])} + {known(usage['output_tokens'])} tokens"
+    turns = f"{usage['model_turns']} model turns, {usage['tool_calls']} tool calls"
+    return f"{turns}, {tokens}{' (estimated)' if usage['estimated'] else ''}, {money}, {usage['active_ms']} ms active"
+
+
+def _park(record: JsonObject) -> str:
+    park = record["park"]
+    if park is None:
+        return ""
+    rows = [
+        ("parked", f"{park['kind']} since {_second(park['since'])}"),
+        ("waits for", waits_for(park["kind"], park["call"], park["detail"])),
+        ("next", park["next"]),
+    ]
+    return _pairs(rows)
+
+
+def _calls(record: JsonObject) -> str:
+    doubts = [f"  {one['call']} {one['tool']} {json_text(one['arguments'])}" for one in record["doubts"]]
+    calls = [
+        f"  {one['call']} {one['tool'] or 'model'}, attempt {one['attempt']}, since {_second(one['since'])}"
+        for one in record["open_calls"]
+    ]
+    lines = (["in doubt:", *doubts] if doubts else []) + (["open calls:", *calls] if calls else [])
+    return "\n".join(map(escaped, lines))
+
+
+def _answer(record: JsonObject) -> str:
+    return "" if record["answer"] is None else f"answer:\n{escaped_lines(record['answer'])}"
+
+
+def _degradations(record: JsonObject) -> str:
+    lines = [escaped(f"  {one['code']}: {one['summary']}") for one in record["degradations"]]
+    return "\n".join(["degraded:", *lines]) if lines else ""
+
+
+def _limits(record: JsonObject) -> str:
+    rows = [
+        (name, "unknown" if one["used"] is None else str(one["used"]), str(one["limit"]))
+        for name, one in record["limits"].items()
+    ]
+    return _table(("LIMIT", "USED", "OF"), rows) if rows else ""
+
+
+def _second(instant: str) -> str:
+    """An instant of RFC 3339, to the second."""
+    return f"{instant[:10]} {instant[11:19]}Z"
+
+
+def _pairs(rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {escaped(value)}" for name, value in rows)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(escaped(cell), style=_STYLES.get(cell, "")) for cell in row))
+    text = io.StringIO()
+    console = Console(
+        file=text,
+        force_terminal=terminal,
+        width=None if terminal else _PIPED_WIDTH,
+        highlight=False,
+        legacy_windows=False,
+    )
+    console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
