@@ -1,4 +1,4 @@
-"""The floor of a durable turn: two raw 800-byte commits over one open connection. Usage: floor.py FILE TURNS; prints JSON."""
+"""The floor of a durable turn: two raw 800-byte commits, one connection. Usage: floor.py FILE TURNS; prints JSON."""
 
 import json
 import sys

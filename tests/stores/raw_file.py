@@ -1,6 +1,7 @@
 """Where things lie in an SQLite file (https://sqlite.org/fileformat.html), for tests that damage it."""
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ def event_cells(path: Path) -> list[Cell]:
     return list(_cells(path.read_bytes(), root))
 
 
-def _cells(data: bytes, page: int):
+def _cells(data: bytes, page: int) -> Iterator[Cell]:
     (size,) = struct.unpack_from(">H", data, 16)
     start = (page - 1) * size
     kind, count = data[start], struct.unpack_from(">H", data, start + 3)[0]

@@ -69,11 +69,15 @@ async def recover_runs(store: str, *, ref: str | None, as_json: bool, verbose: b
         agent = None if ref is None else load_agent(ref)
         async with Engine.open(store, create=False) as engine:
             stopping.of(engine)
+            progress = verbose or output.watched()
+            seen = {one["run_id"]: one["events"] for one in await engine.runs()} if progress else {}
             runs, problems = await engine.recover(agent)
             codes = [_refused(run_id, error, as_json=as_json) for run_id, error in problems.items()]
-            progress = verbose or output.watched()
             codes += await asyncio.gather(
-                *(_recovered(engine, run, stopping, as_json=as_json, progress=progress) for run in runs)
+                *(
+                    _recovered(engine, run, stopping, as_json=as_json, progress=progress, from_seq=seen.get(run.id, 0))
+                    for run in runs
+                )
             )
             if not codes:
                 reports.nothing_due(as_json=as_json)
@@ -88,9 +92,13 @@ def _refused(run_id: str, error: PerdureError, *, as_json: bool) -> int:
     return failure.report(error, as_json=as_json)
 
 
-async def _recovered(engine: "Engine", run: "Run", stopping: Stopping, *, as_json: bool, progress: bool) -> int:
+async def _recovered(
+    engine: "Engine", run: "Run", stopping: Stopping, *, as_json: bool, progress: bool, from_seq: int
+) -> int:
     try:
-        return await _to_the_end(engine, run, stopping, as_json=as_json, progress=progress, several=True)
+        return await _to_the_end(
+            engine, run, stopping, as_json=as_json, progress=progress, from_seq=from_seq, several=True
+        )
     except PerdureError as error:
         return _refused(run.id, error, as_json=as_json)
 
@@ -109,13 +117,24 @@ async def _to_the_end(
     if progress:
         async for envelope in run.events(from_seq):
             reports.progress(envelope, named=several)
-    outcome = await run.wait()
+    outcome = await _outcome(engine, run)
     stopped = stopping.requested and outcome.status == "idle"
     if as_json:
         output.say_json(await engine.show(run.id))
     else:
         reports.outcome(outcome, stopped=stopped, named=several)
     return failure.INTERRUPTED if stopped else exit_code(outcome)
+
+
+async def _outcome(engine: "Engine", run: "Run") -> Outcome:
+    try:
+        return await run.wait()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # The loop cancelled itself, which ends its drive and nothing else.
+        return await engine.outcome(run.id)
 
 
 def exit_code(outcome: Outcome) -> int:

@@ -1,6 +1,5 @@
 """Where the process begins and ends: every error becomes a message and an exit code."""
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,7 +13,8 @@ PROGRAM = "perdure"
 def main() -> NoReturn:
     """Runs the command line and leaves the process with its exit code.
 
-    0 completed, 1 any unsuccessful end, 2 usage, configuration or an unknown thing, 3 parked, 4 refused, 130 interrupted.
+    0 completed, 1 any unsuccessful end, 2 usage, configuration or an unknown thing, 3 parked, 4 refused, 130
+    interrupted.
     """
     sys.exit(run(sys.argv[1:]))
 
@@ -24,17 +24,13 @@ def run(argv: Sequence[str]) -> int:
     output.prepare()
     as_json = "--json" in argv
     try:
-        code = _command(argv)
-        output.finish()
+        return _command(argv)
     except PerdureError as error:
-        code = failure.report(error, as_json=as_json)
+        return failure.report(error, as_json=as_json)
     except KeyboardInterrupt:
-        code = failure.INTERRUPTED
-    except OSError as error:
-        code = _unwritable(error, as_json=as_json)
-    except Exception as error:
-        code = failure.report_unexpected(error, as_json=as_json)
-    return code
+        return failure.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the outermost place: what nobody foresaw is reported, as JSON if asked
+        return failure.report_unexpected(error, as_json=as_json)
 
 
 def _command(argv: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ import sys
 from typing import TextIO
 
 from perdure.contracts.contract import JsonValue
+from perdure.errors import PerdureError
 
 # Control characters, and those that reorder, hide or break the text around them (Unicode's bidirectional controls, line
 # and paragraph separators, the byte order mark, halves of surrogate pairs).
@@ -41,7 +42,11 @@ def json_text(record: JsonValue) -> str:
 
 
 def say(text: str) -> None:
-    """A line, or several, of the result. The text is already safe."""
+    """A line, or several, of the result. The text is already safe.
+
+    Raises:
+        OutputError: it cannot be written, for another reason than a reader that left.
+    """
     _write(sys.stdout, text + "\n")
 
 
@@ -68,14 +73,10 @@ def prepare() -> None:
             reconfigure(errors="backslashreplace")
 
 
-def finish() -> None:
-    """Hands over what is buffered.
+class OutputError(PerdureError):
+    """The result could not be written. What was recorded is recorded all the same."""
 
-    Raises:
-        OSError: it cannot be written, for another reason than a reader that left.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        _write(stream, "")
+    code = "output"
 
 
 def _write(stream: TextIO | None, text: str) -> None:
@@ -86,6 +87,15 @@ def _write(stream: TextIO | None, text: str) -> None:
         stream.flush()
     except BrokenPipeError:
         # The reader left: the rest is not wanted, and the exit code stays what the command earned.
-        discarded = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(discarded, stream.fileno())
-        os.close(discarded)
+        _discard(stream)
+    except OSError as error:
+        _discard(stream)
+        if stream is sys.stdout:
+            raise OutputError(f"it cannot be written: {error.strerror}", where="standard output") from error
+
+
+def _discard(stream: TextIO) -> None:
+    """From here on nothing written to the stream goes anywhere, what is still buffered included."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -1,5 +1,7 @@
-"""The verbs that settle what a run waits for: answer, resolve, limit, cancel, abandon. They record and return; only with
-`--resume` do they drive on."""
+"""The verbs that settle what a run waits for: answer, resolve, limit, cancel, abandon.
+
+They record and return; only with `--resume` do they drive on.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""The verbs and their options: what is written behind `perdure`. Each one hands its values on to the module that does it."""
+"""The verbs and their options, as written behind `perdure`. Each hands its values on to the module that does it."""
+
+# ruff: noqa: PLR0913, PLR0917 - each parameter of a verb is an option of it
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,8 +13,8 @@ from perdure.release import VERSION
 
 app = typer.Typer(
     help="A durable agent runtime: kill it anywhere, and it resumes.",
-    epilog="Exit codes: 0 completed, 1 any unsuccessful end, 2 usage, configuration or unknown thing, 3 parked, 4 refused, "
-    "130 interrupted.",
+    epilog="Exit codes: 0 completed, 1 any unsuccessful end, 2 usage, configuration or unknown thing, 3 parked, "
+    "4 refused, 130 interrupted.",
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # plain help needs no rich, which takes longer to load than the help to print
     pretty_exceptions_enable=False,
@@ -53,7 +55,8 @@ def _program(
 
 
 def _store(context: typer.Context, given: str | None) -> str:
-    return store_url(given or context.obj)
+    before_the_verb = context.obj
+    return store_url(given or (before_the_verb if isinstance(before_the_verb, str) else None))
 
 
 def _done(work: Coroutine[Any, Any, int]) -> int:

@@ -29,6 +29,7 @@ class DriverLock:
         """Creates the file and locks it; removes the files of drivers that are dead."""
         # Locked under another name first: a file that bears a driver's name is locked from the moment it can be seen,
         # so no prober can take a driver that is just starting for a dead one.
+        make_directory(self.directory)
         fresh = self.directory / (self.driver_id + _UNLOCKED_SUFFIX)
         self._descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,6 +52,11 @@ class DriverLock:
             if named_by_driver and driver_is_dead(self.directory, entry.name):
                 with suppress(FileNotFoundError):  # another sweeper was quicker
                     entry.unlink()
+
+
+def make_directory(directory: Path) -> None:
+    """Makes the directory of lock files, for the owner alone."""
+    directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def driver_is_dead(directory: Path, driver_id: str) -> bool:

@@ -1,7 +1,7 @@
 """Reading a store: rows become envelopes only when they have the right types and stand in the right place."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -68,6 +68,17 @@ def damage_named(run_id: str, seq: Callable[[], int | None]) -> Iterator[None]:
         raise MalformedJournalError(run_id, seq(), None, f"the row cannot be read ({error})") from error
 
 
+@contextmanager
+def snapshot(connection: apsw.Connection) -> Iterator[None]:
+    """Everything read inside is of one moment."""
+    connection.execute("begin")
+    try:
+        yield
+    finally:
+        with suppress(apsw.Error):  # of a damaged file; nothing was written that could be lost
+            connection.execute("rollback")
+
+
 def read_run(connection: apsw.Connection, path: Path, run_id: str, from_seq: int) -> StoredRun | None:
     """One run's events from a seq on; None for an unknown run.
 
@@ -76,7 +87,7 @@ def read_run(connection: apsw.Connection, path: Path, run_id: str, from_seq: int
         StoreError: the file cannot be read.
     """
     # In one transaction with the count, so that what others append meanwhile is in both or in neither.
-    with translated(path), damage_named(run_id, lambda: None), connection:
+    with translated(path), damage_named(run_id, lambda: None), snapshot(connection):
         found = _find_run(connection, run_id)
         if found is None:
             return None

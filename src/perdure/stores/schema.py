@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 
 from perdure.errors import StoreError, UnknownError
-from perdure.stores.driver_lock import opening
+from perdure.stores.driver_lock import make_directory, opening
 from perdure.stores.faults import BUSY_SECONDS, translated
 
 APPLICATION_ID = 0x50455244
@@ -90,10 +90,13 @@ def open_for_writing(path: Path, drivers: Path, *, create: bool) -> apsw.Connect
             if not create:
                 raise no_store(path)
             _create(path, drivers)
+        # Looked at for reading first: another program's file is not even opened for writing.
+        open_for_reading(path, any_version=True).close()
         connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
         try:
             _require_writable(connection, path)
-            _migrate(connection, path)
+            if checked_version(connection, path) < len(MIGRATIONS):
+                _apply(connection)
             connection.execute("pragma synchronous=full")
             connection.execute(f"pragma journal_size_limit={_LOG_BYTES_KEPT}")
             connection.wal_autocheckpoint(_CHECKPOINT_PAGES)
@@ -103,8 +106,8 @@ def open_for_writing(path: Path, drivers: Path, *, create: bool) -> apsw.Connect
         return connection
 
 
-def open_for_reading(path: Path) -> apsw.Connection:
-    """A connection that never writes to the journal.
+def open_for_reading(path: Path, *, any_version: bool = False) -> apsw.Connection:
+    """A connection that never writes to the journal. `any_version` takes the store of an earlier release, too.
 
     Raises:
         UnknownError: there is no file.
@@ -113,9 +116,13 @@ def open_for_reading(path: Path) -> apsw.Connection:
     with translated(path):
         if not _present(path):
             raise no_store(path)
-        connection = _connect(path, apsw.SQLITE_OPEN_READONLY)
+        # Where nobody can write, nobody can make the shared memory that a reader needs beside a writer, and none is
+        # there.
+        alone = "?immutable=1" if os.statvfs(path).f_flag & os.ST_RDONLY else ""
+        connection = _connect(path, apsw.SQLITE_OPEN_READONLY, alone)
         try:
-            _require_current(connection, path)
+            version = checked_version(connection, path)
+            _require_current(path, len(MIGRATIONS) if any_version else version)
         except BaseException:
             connection.close()
             raise
@@ -127,8 +134,7 @@ def _require_writable(connection: apsw.Connection, path: Path) -> None:
         raise StoreError("the file is read-only", where=f"store {path}", next="make it writable")
 
 
-def _require_current(connection: apsw.Connection, path: Path) -> None:
-    version = checked_version(connection, path)
+def _require_current(path: Path, version: int) -> None:
     if version < len(MIGRATIONS):
         raise StoreError(
             f"the store has version {version}, this release reads version {len(MIGRATIONS)}",
@@ -212,14 +218,15 @@ def _present(path: Path) -> bool:
     return status.st_size > 0
 
 
-def _connect(path: Path, flags: int) -> apsw.Connection:
+def _connect(path: Path, flags: int, options: str = "") -> apsw.Connection:
     if tuple(int(part) for part in apsw.sqlite_lib_version().split(".")[:3]) < OLDEST_SQLITE:
         raise StoreError(
             f"SQLite {apsw.sqlite_lib_version()} can lose commits when several processes write",
             where="the apsw package",
             next=f"install apsw {'.'.join(map(str, OLDEST_SQLITE))} or later",
         )
-    connection = apsw.Connection(str(path), flags=flags)
+    name = path.as_uri() + options if options else str(path)
+    connection = apsw.Connection(name, flags=flags | (apsw.SQLITE_OPEN_URI if options else 0))
     connection.set_busy_timeout(BUSY_SECONDS * 1000)
     connection.execute("pragma trusted_schema=off")
     return connection
@@ -227,6 +234,11 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
 
 def _create(path: Path, drivers: Path) -> None:
     """Builds the store beside its name and moves it there whole, so that nobody ever sees half of one."""
+    if not path.parent.is_dir():
+        raise StoreError(
+            "its directory does not exist", where=f"store {path}", next="make the directory, or name another"
+        )
+    make_directory(drivers)
     with opening(drivers, f"store {path}"):
         if _present(path):
             return
@@ -249,11 +261,6 @@ def _create(path: Path, drivers: Path) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
-
-
-def _migrate(connection: apsw.Connection, path: Path) -> None:
-    if checked_version(connection, path) < len(MIGRATIONS):
-        _apply(connection)
 
 
 def _apply(connection: apsw.Connection) -> None:

@@ -80,13 +80,8 @@ class SqliteStore:
         return store
 
     def _open_for_writing(self) -> apsw.Connection:
-        drivers = self._lock.directory
         with translated(self.path):
-            if not self._create and not self.path.exists():
-                raise schema.no_store(self.path)
-            _require_parent(self.path)
-            drivers.mkdir(mode=0o700, exist_ok=True)
-            connection = schema.open_for_writing(self.path, drivers, create=self._create)
+            connection = schema.open_for_writing(self.path, self._lock.directory, create=self._create)
             try:
                 self._lock.take()
             except BaseException:
@@ -219,13 +214,6 @@ class SqliteStore:
                 "the store is open for reading only", where=f"store {self.path}", next="open it for writing"
             )
         return self._writer.submit(work, renews=renews)
-
-
-def _require_parent(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise StoreError(
-            "its directory does not exist", where=f"store {path}", next="create the directory, or name another"
-        )
 
 
 def _refuse_network(path: Path) -> None:

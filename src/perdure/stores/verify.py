@@ -5,7 +5,7 @@ What it cannot prove is that nothing was cut off by someone who also put the cou
 elsewhere.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,15 @@ from perdure.ports import IndexRow
 from perdure.stores import schema
 from perdure.stores.faults import translated
 from perdure.stores.leases import unknown_run
-from perdure.stores.reading import DAMAGE, EVERY_EVENT, kind_of, row_problem
+from perdure.stores.reading import DAMAGE, EVERY_EVENT, kind_of, row_problem, snapshot
 from perdure.stores.schema import SEQ_BITS, first_place
 from perdure.stores.threads import in_thread
 
 FoldProblem = Callable[[Sequence[Envelope]], tuple[str | None, IndexRow]]
 """Folds a whole journal: what is wrong with it (None when nothing is), and the line it has in a list of runs."""
+
+
+_SEQ_MASK = (1 << SEQ_BITS) - 1
 
 
 class FirstBad(msgspec.Struct, frozen=True):
@@ -97,7 +100,7 @@ def _verify(
             raise
         return VerifyReport(False, 0, 0, _head_of_all([]), FirstBad(None, None, None, problem), [])
     try:
-        with translated(path), connection:
+        with translated(path), snapshot(connection):
             report = _Walk(connection, path, fold_problem, run_id, head).report()
     finally:
         connection.close()
@@ -125,7 +128,7 @@ class _Walk:
         self._first_bad: FirstBad | None = None
         self._projections: list[str] = []
         self._events = 0
-        self._reached: tuple[str | None, int | None] = (None, None)
+        self._last_place: int | None = None
         self._runs: dict[int, _Run] = {}
 
     def report(self) -> VerifyReport:
@@ -135,7 +138,7 @@ class _Walk:
             self._check_counts()
             self._walk_artifacts()
         except (*DAMAGE, apsw.SQLError) as error:
-            self._bad(*self._reached, None, f"the file cannot be read on from here ({error})")
+            self._bad(*self._reached(), None, f"the file cannot be read on from here ({error})")
         if self._only is None:
             self._check_structure()
         runs = list(self._runs.values())
@@ -149,8 +152,8 @@ class _Walk:
             self._first_bad = FirstBad(run_id, seq, kind, problem)
 
     def _read_runs(self) -> dict[int, _Run]:
-        counted = dict(self._connection.execute("select run_no, events from lease"))
-        query = "select run_no, run_id, agent, phase, terminal_reason, park, wake_at from run not indexed"
+        counted = dict(self._connection.execute("select rowid, events from lease"))
+        query = "select rowid, run_id, agent, phase, terminal_reason, park, wake_at from run not indexed"
         runs = {}
         for run_no, run_id, *index in self._connection.execute(query):
             if self._only is None or run_id == self._only:
@@ -167,17 +170,33 @@ class _Walk:
             (run_no,) = self._runs
             places = (first_place(run_no), first_place(run_no + 1))
             rows = self._connection.execute(f"{EVERY_EVENT} where rowid >= ? and rowid < ? order by rowid", places)
-        for run_no, group in groupby(rows, key=lambda row: row[0] >> SEQ_BITS):
+        self._last_place = first_place(min(self._runs, default=0)) - 1
+        for run_no, group in groupby(self._noted(rows), key=lambda row: row[0] >> SEQ_BITS):
             run = self._runs.get(run_no)
             if run is None or run.events:
                 self._walk_strays(group)
             else:
                 self._walk_run(run_no, run, group)
 
+    def _noted(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        for row in rows:
+            self._last_place = row[0]
+            yield row
+
+    def _reached(self) -> tuple[str | None, int | None]:
+        """Run and seq of the event that should follow the last one read."""
+        if self._last_place is None:
+            return None, None
+        run_no, seq = (self._last_place + 1) >> SEQ_BITS, (self._last_place + 1) & _SEQ_MASK
+        run = self._runs.get(run_no)
+        if run is None or seq == run.counted:
+            run, seq = next(((self._runs[no], 0) for no in sorted(self._runs) if no > run_no), (None, 0))
+        return (None, None) if run is None else (run.run_id, seq)
+
     def _walk_strays(self, group: Iterable[tuple[Any, ...]]) -> None:
         for row in group:
             self._events += 1
-            run_id, seq = str(row[1]), row[0] & (1 << SEQ_BITS) - 1
+            run_id, seq = str(row[1]), row[0] & _SEQ_MASK
             self._bad(run_id, seq, kind_of(row, row[0]), "the event stands where no run's events belong")
 
     def _walk_run(self, run_no: int, run: _Run, group: Iterable[tuple[Any, ...]]) -> None:
@@ -186,7 +205,6 @@ class _Walk:
         for row in group:
             self._events += 1
             run.events += 1
-            self._reached = (run.run_id, run.events)
             if sound:
                 seq, place = len(journal), first_place(run_no) + len(journal)
                 problem = row_problem(row, run.run_id, seq, place) or _content_problem(run, Envelope(*row[1:]))
@@ -223,7 +241,7 @@ class _Walk:
                 self._bad(run.run_id, max(seq, 0), None, problem)
 
     def _walk_artifacts(self) -> None:
-        self._reached = (None, None)
+        self._last_place = None
         for run_no, digest, data in self._connection.execute("select run_no, digest, data from artifact not indexed"):
             if self._only is not None and run_no not in self._runs:
                 continue

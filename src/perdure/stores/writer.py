@@ -126,20 +126,18 @@ class Writer:
 
     def _next_batch(self) -> list[Piece] | None:
         """Everything queued, once there is something or the heartbeat is due; None at the end."""
+        beat_due_in = None if self.failure is not None else self._driver.beat_due_in(self._clock.steady_ns())
+        batch: list[Piece] = []
         try:
-            batch = self._queue.get(timeout=self._driver.beat_due_in(self._clock.steady_ns()))
-        except queue.Empty:
-            return []
-        while batch is not None:
-            try:
+            more = self._queue.get(timeout=beat_due_in)
+            while more is not None:
+                batch += more
                 more = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if more is None:
-                self._queue.put(None)
-                break
-            batch = batch + more
-        return batch
+        except queue.Empty:
+            return batch
+        if batch:
+            self._queue.put(None)
+        return batch or None
 
     def _settle(self, batch: list[Piece]) -> list[Settled]:
         if self.failure is not None:

@@ -24,9 +24,9 @@ class Abandonable(Protocol):
 class CrashingStore:
     """Passes everything on until `after` events were stored through it, counted over all runs; then it is dead.
 
-    The piece that reaches the count is cut there: what lies before the cut is stored, what lies behind it is not, and whoever
-    waits for the piece never learns that any of it is durable. From then on nothing reaches the inner store and every
-    call fails with StoreCrashedError. With `after` zero not even the first event is stored.
+    The piece that reaches the count is cut there: what lies before the cut is stored, what lies behind it is not, and
+    whoever waits for the piece never learns that any of it is durable. From then on nothing reaches the inner store
+    and every call fails with StoreCrashedError. With `after` zero not even the first event is stored.
     """
 
     def __init__(self, inner: Store, after: int) -> None:

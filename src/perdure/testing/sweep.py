@@ -1,6 +1,6 @@
 """The crash sweep: one run recorded whole, then cut after every event and resumed, each time as if the process had died there.
 
-    report = await sweep(agent, model, "the task", World, directory=tmp_path, answers={"3.0": {"ok": True}})
+    report = await sweep(agent, model, "the task", world, directory=tmp_path, answers={"3.0": {"ok": True}})
     assert not report.problems
 
 A cut is a real SQLite store that holds exactly the first events of the recorded run, beside a world as it was at that moment.
@@ -10,10 +10,11 @@ died before the effect or after it.
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from perdure.agent import Agent
 from perdure.contracts.contract import content_digest, canonical
@@ -28,6 +29,7 @@ from perdure.ports import IndexRow, Lease, ModelClient, ModelEvent, RunSummary, 
 from perdure.prompting.request import ModelRequest
 from perdure.runtime.journaling import index_row
 from perdure.stores.url import open_store
+from perdure.testing.crashing import CrashingStore, StoreCrashedError
 from perdure.testing.clocks import DAWN_NS, ManualClock, SeededEntropy
 
 RUN_ID = "sweep"
@@ -51,9 +53,6 @@ class World(Protocol):
 
     def effects(self) -> Sequence[Any]:
         """What was done to it, each effect as often as it happened, in order."""
-
-
-W = TypeVar("W", bound=World)
 
 
 @dataclass(frozen=True)
@@ -112,13 +111,14 @@ class SweepReport:
 
 
 async def sweep(
-    agent: Callable[[W], Agent],
+    agent: Agent,
     model: Callable[[], ModelClient],
     input: object,
-    world: Callable[[], W],
+    world: World,
     *,
     directory: Path,
     answers: Mapping[str, object] | None = None,
+    live: bool = False,
     part: int = 0,
     parts: int = 1,
 ) -> SweepReport:
@@ -130,11 +130,12 @@ async def sweep(
     stands still but for the sleeps of the run, which end on time.
 
     Args:
-        agent: makes the agent over a world; the same definition each time.
+        agent: what is run; its tools read and change `world`.
         model: makes a model client that answers by what is in the request, as `ScriptedModel` does.
-        world: makes a fresh world.
+        world: as it is when the run starts; the sweep takes it back to a former state for each cut, and to the first at the end.
         directory: where the stores are put, one file a cut.
         answers: what each `suspended` call is answered, by call id.
+        live: make each cut by driving the run from its start over a `CrashingStore`, in place of writing its first events down.
         part, parts: do only every `parts`-th cut, beginning with number `part`, to share the work out.
 
     Raises:
@@ -142,33 +143,32 @@ async def sweep(
     """
     subject = _Subject(agent, model, input, world, directory, answers or {})
     recording = await subject.record()
-    cases = [case for kept in range(len(recording.envelopes) + 1) for case in subject.cases(recording, kept)]
-    return SweepReport(recording, tuple([await subject.cut(recording, case) for case in cases[part::parts]]))
+    places = range(len(recording.envelopes) + 1)
+    if live:
+        cuts = [await subject.crash(recording, kept) for kept in places[part::parts]]
+    else:
+        cases = [case for kept in places for case in cases_of(recording, kept)]
+        cuts = [await subject.cut(recording, case) for case in cases[part::parts]]
+    world.restore(recording.worlds[0])
+    return SweepReport(recording, tuple(cuts))
 
 
-class _Subject(Generic[W]):
+@dataclass(frozen=True)
+class _Subject:
     """What is swept."""
 
-    def __init__(
-        self,
-        agent: Callable[[W], Agent],
-        model: Callable[[], ModelClient],
-        input: object,
-        world: Callable[[], W],
-        directory: Path,
-        answers: Mapping[str, object],
-    ) -> None:
-        self._agent, self._model, self._input, self._world = agent, model, input, world
-        self._directory, self._answers = directory, answers
+    agent: Agent
+    model: Callable[[], ModelClient]
+    input: object
+    world: World
+    directory: Path
+    answers: Mapping[str, object]
 
     async def record(self) -> Recording:
         """The run that is never cut."""
-        world = self._world()
+        world, path = self.world, self.directory / "recorded.db"
         watching: list[_WatchedStore] = []
-        driver = await _Driver.open(
-            self, world, DAWN_NS, self._directory / "recorded.db", lambda store: _watched(store, world, watching)
-        )
-        async with driver:
+        async with await _Driver.open(self, DAWN_NS, path, lambda store: _watched(store, world, watching)) as driver:
             outcome = await driver.to_the_end(await driver.start(), None)
             stored = await driver.engine.read(RUN_ID)
         if outcome.status == "parked":
@@ -176,37 +176,40 @@ class _Subject(Generic[W]):
         worlds = (*watching[0].worlds, world.snapshot())
         return Recording(stored.key, stored.envelopes, worlds, world.effects(), driver.requests, outcome)
 
-    def cases(self, recording: Recording, kept: int) -> list[Case]:
-        """The worlds one cut is tried in."""
-        before = recording.worlds[max(kept - 1, 0)]
-        doubts = fold(RUN_ID, recording.envelopes[:kept])[0].doubts()
-        if doubts:
-            answer = _answer_to(recording, doubts[0].call)
-            truth = "happened" if isinstance(answer, ev.ToolCallCompleted) else "failed"
-            return [Case(kept, "before", "did_not_happen"), Case(kept, "after", truth)]
-        changed = kept > 0 and before != recording.worlds[kept]
-        return [Case(kept, "before", None)] + [Case(kept, "after", None)] * changed
-
     async def cut(self, recording: Recording, case: Case) -> CutReport:
-        """Resumes the run from its first events and compares where it comes to."""
-        world, prefix = self._world(), recording.envelopes[: case.kept]
-        if case.kept:
-            world.restore(recording.worlds[case.kept - (case.world == "before")])
+        """Writes the first events into a store, resumes the run from there and compares where it comes to."""
+        self.world.restore(recording.worlds[max(case.kept - (case.world == "before"), 0)])
+        return await self._resume(recording, case, self.directory / f"{case.kept}-{case.world}.db", stored=False)
+
+    async def crash(self, recording: Recording, kept: int) -> CutReport:
+        """Drives the run until its store crashes, then as `cut`."""
+        self.world.restore(recording.worlds[0])
+        path = self.directory / f"{kept}-live.db"
+        async with await _Driver.open(self, DAWN_NS, path, lambda store: CrashingStore(store, kept)) as driver:
+            with suppress(StoreCrashedError):
+                await driver.to_the_end(await driver.start(), None)
+        cases = cases_of(recording, kept)
+        at_this = [
+            case for case in cases if recording.worlds[max(kept - (case.world == "before"), 0)] == self.world.snapshot()
+        ]
+        return await self._resume(recording, (at_this or cases)[0], path, stored=kept > 0)
+
+    async def _resume(self, recording: Recording, case: Case, path: Path, *, stored: bool) -> CutReport:
+        prefix = recording.envelopes[: case.kept]
         now_ns = prefix[-1].recorded_at if prefix else DAWN_NS
-        path = self._directory / f"{case.kept}-{case.world}.db"
-        driver = await _Driver.open(self, world, now_ns, path)
         try:
-            async with driver:
-                run = await driver.restart(recording, prefix)
-                outcome = await driver.to_the_end(run, self._verdict(recording, case))
+            async with await _Driver.open(self, now_ns, path) as driver:
+                if prefix and not stored:
+                    await driver.store(recording, prefix)
+                outcome = await driver.to_the_end(await driver.restart(prefix), self._verdict(recording, case))
                 found = await driver.engine.journal(RUN_ID)
         except (PerdureError, ValueError) as error:
             return CutReport(case, (f"{type(error).__name__}: {error}",), 0, 0)
         finally:
-            for file in self._directory.glob(f"{path.name}*"):
+            for file in self.directory.glob(f"{path.name}*"):
                 if file.is_file():
                     file.unlink()
-        problems = [*_differences(recording, case, found), *_outside_differences(recording, world, driver, outcome, case)]
+        problems = [*_differences(recording, case, found), *_outside(recording, self.world, driver, outcome, case)]
         kinds = Counter(envelope.kind for envelope in found)
         return CutReport(case, tuple(problems), kinds["drive_started"], kinds["attempt_started"])
 
@@ -222,6 +225,18 @@ class _Subject(Generic[W]):
         return _Verdict(call, "did_not_happen")
 
 
+def cases_of(recording: Recording, kept: int) -> list[Case]:
+    """The worlds one cut is tried in."""
+    before = recording.worlds[max(kept - 1, 0)]
+    doubts = fold(RUN_ID, recording.envelopes[:kept])[0].doubts()
+    if doubts:
+        answer = _answer_to(recording, doubts[0].call)
+        truth = "happened" if isinstance(answer, ev.ToolCallCompleted) else "failed"
+        return [Case(kept, "before", "did_not_happen"), Case(kept, "after", truth)]
+    changed = kept > 0 and before != recording.worlds[kept]
+    return [Case(kept, "before", None)] + [Case(kept, "after", None)] * changed
+
+
 @dataclass(frozen=True)
 class _Verdict:
     """What a person finds out about the write in doubt."""
@@ -232,12 +247,11 @@ class _Verdict:
     text: str | None = None
 
 
-class _Driver(Generic[W]):
-    """One process's engine over one store file, with time, chance, model and world of its own."""
+class _Driver:
+    """One process's engine over one store file, with time, chance and model of its own."""
 
-    def __init__(self, subject: _Subject[W], world: W, clock: ManualClock, entropy: SeededEntropy, store: Store) -> None:
+    def __init__(self, subject: _Subject, clock: ManualClock, entropy: SeededEntropy, store: Store) -> None:
         self._subject, self._clock, self._entropy, self._store = subject, clock, entropy, store
-        self._agent = subject._agent(world)
         self._settled: list[str] = []
         self.engine = Engine(store, clock, entropy)
         self.requests: dict[int, str] = {}
@@ -245,33 +259,35 @@ class _Driver(Generic[W]):
 
     @classmethod
     async def open(
-        cls, subject: _Subject[W], world: W, now_ns: int, path: Path, wrap: Callable[[Store], Store] | None = None
-    ) -> "_Driver[W]":
+        cls, subject: _Subject, now_ns: int, path: Path, wrap: Callable[[Store], Store] | None = None
+    ) -> "_Driver":
         clock, entropy = ManualClock(now_ns, passing=False), SeededEntropy()
         store = await open_store(f"sqlite:{path}", clock=clock, entropy=entropy)
-        return cls(subject, world, clock, entropy, store if wrap is None else wrap(store))
+        return cls(subject, clock, entropy, store if wrap is None else wrap(store))
 
-    async def __aenter__(self) -> "_Driver[W]":
+    async def __aenter__(self) -> "_Driver":
         return self
 
     async def __aexit__(self, *raised: object) -> None:
         await self.engine.close()
 
     async def start(self) -> Run:
-        return await self.engine.start(self._agent, self._subject._input, run_id=RUN_ID, model=self._client())
+        return await self.engine.start(self._subject.agent, self._subject.input, run_id=RUN_ID, model=self._client())
 
-    async def restart(self, recording: Recording, prefix: Sequence[Envelope]) -> Run:
-        """Puts the first events into the store, given up by whoever wrote them, and resumes the run."""
-        if not prefix:
+    async def store(self, recording: Recording, events: Sequence[Envelope]) -> None:
+        """Puts the first events into the store, given up by whoever wrote them."""
+        state, _ = fold(RUN_ID, events)
+        await self._store.release(await self._store.create(RUN_ID, recording.key, events, index_row(state)))
+
+    async def restart(self, stored: Sequence[Envelope]) -> Run:
+        """Resumes the run, or starts it where nothing is stored."""
+        if not stored:
             return await self.start()
-        state, events = fold(RUN_ID, prefix)
-        self._entropy.skip(_ENTROPY_BYTES, sum(isinstance(event, ev.EntropyObserved) for event in events))
-        lease = await self._store.create(RUN_ID, recording.key, prefix, index_row(state))
-        await self._store.release(lease)
+        self._entropy.skip(_ENTROPY_BYTES, sum(envelope.kind == "entropy_observed" for envelope in stored))
         return await self._resume()
 
     async def _resume(self) -> Run:
-        return await self.engine.resume(RUN_ID, self._agent, model=self._client())
+        return await self.engine.resume(RUN_ID, self._subject.agent, model=self._client())
 
     async def to_the_end(self, run: Run, verdict: _Verdict | None) -> Outcome:
         """Drives the run until it ends, settling what it waits for."""
@@ -291,8 +307,8 @@ class _Driver(Generic[W]):
         self._settled.append(place)
         if park.kind == "sleeping":
             self._clock.jump_to(park.detail["wake_at"])
-        elif park.kind == "suspended" and park.call in self._subject._answers:
-            await self.engine.answer(RUN_ID, park.call, self._subject._answers[park.call])
+        elif park.kind == "suspended" and park.call in self._subject.answers:
+            await self.engine.answer(RUN_ID, park.call, self._subject.answers[park.call])
         elif park.kind == "needs_reconciliation" and verdict is not None and verdict.call == park.call:
             await self.engine.resolve(RUN_ID, verdict.call, verdict.verdict, result=verdict.result, text=verdict.text)
         else:
@@ -304,13 +320,13 @@ class _Driver(Generic[W]):
         return self._settled
 
     def _client(self) -> "_CountingModel":
-        return _CountingModel(self._subject._model(), self)
+        return _CountingModel(self._subject.model(), self)
 
 
 class _CountingModel:
     """A model client that notes what is asked of the one it stands before."""
 
-    def __init__(self, model: ModelClient, driver: _Driver[Any]) -> None:
+    def __init__(self, model: ModelClient, driver: _Driver) -> None:
         self._model, self._driver = model, driver
         self.target, self.strict = model.target, model.strict
 
@@ -382,7 +398,10 @@ def _differences(recording: Recording, case: Case, found: Sequence[Envelope]) ->
     problems = []
     wanted, got = lasting(recording.envelopes), lasting(found)
     if wanted != got:
-        place = next((n for n, pair in enumerate(zip(wanted, got, strict=False)) if pair[0] != pair[1]), min(len(wanted), len(got)))
+        place = next(
+            (n for n, pair in enumerate(zip(wanted, got, strict=False)) if pair[0] != pair[1]),
+            min(len(wanted), len(got)),
+        )
         problems.append(f"the journal differs at event {place}: {_shown(wanted, place)} became {_shown(got, place)}")
     kinds = Counter(envelope.kind for envelope in found)
     for kind, expected in (
@@ -399,12 +418,12 @@ def _shown(events: Sequence[tuple[str, bytes]], place: int) -> str:
     return f"{events[place][0]} {events[place][1][:300]!r}" if place < len(events) else "nothing"
 
 
-def _outside_differences(
-    recording: Recording, world: World, driver: _Driver[Any], outcome: Outcome, case: Case
-) -> list[str]:
+def _outside(recording: Recording, world: World, driver: _Driver, outcome: Outcome, case: Case) -> list[str]:
     problems = []
     if list(world.effects()) != list(recording.effects):
-        problems.append(f"effects differ: {Counter(map(repr, world.effects()))} in place of {Counter(map(repr, recording.effects))}")
+        problems.append(
+            f"effects differ: {Counter(map(repr, world.effects()))} in place of {Counter(map(repr, recording.effects))}"
+        )
     finished = sum(envelope.kind == "model_call_completed" for envelope in recording.envelopes[: case.kept])
     if driver.asked != len(recording.requests) - finished:
         problems.append(f"{driver.asked} model calls in place of {len(recording.requests) - finished}")

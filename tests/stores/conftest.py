@@ -1,0 +1,58 @@
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure.clock import SystemClock, SystemEntropy
+from perdure.ports import Clock
+from perdure.stores.sqlite import SqliteStore
+
+OpenStore = Callable[..., Awaitable[SqliteStore]]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+PROGRAMS = Path(__file__).with_name("programs.py")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+async def open_store(path: Path) -> AsyncIterator[OpenStore]:
+    """Opens stores over one file; each is a driver of its own, closed at the end."""
+    stores: list[SqliteStore] = []
+
+    async def open_one(clock: Clock | None = None, lease_seconds: float = 10.0, **options: bool) -> SqliteStore:
+        store = await SqliteStore.open(
+            path, clock=clock or SystemClock(), entropy=SystemEntropy(), lease_seconds=lease_seconds, **options
+        )
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program of `programs.py`; whatever is left of it is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(*arguments: object) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()

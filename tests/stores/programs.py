@@ -1,0 +1,173 @@
+"""Programs that the tests start as processes of their own: `python programs.py NAME ARGUMENTS...`."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import apsw
+
+from perdure.clock import SystemClock, SystemEntropy
+from perdure.errors import PerdureError
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.conformance import KEY, OPEN, Chain
+
+
+async def opened(path: str, lease_seconds: float = 10.0, *, read_only: bool = False) -> SqliteStore:
+    return await SqliteStore.open(
+        path, clock=SystemClock(), entropy=SystemEntropy(), lease_seconds=lease_seconds, read_only=read_only
+    )
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+async def hold(path: str, lease_seconds: str) -> None:
+    """Holds the run `held` and appends to it until that is refused."""
+    store = await opened(path, float(lease_seconds))
+    chain = Chain("held")
+    lease = await store.create("held", KEY, chain.next(), OPEN)
+    say("held")
+    appended = 1
+    try:
+        while True:
+            await store.confirm(lease)
+            await store.append(lease, chain.next(), None)
+            appended += 1
+            await asyncio.sleep(0.01)
+    except PerdureError as error:
+        say(type(error).__name__, appended)
+    await store.close()
+
+
+async def drive(path: str, run_id: str, turns: str) -> None:
+    """One short run."""
+    store = await opened(path)
+    chain = Chain(run_id)
+    lease = await store.create(run_id, KEY, chain.next(), OPEN)
+    for _ in range(int(turns)):
+        await store.append(lease, chain.next(2), None)
+    await store.close()
+
+
+async def contend(path: str, run_id: str) -> None:
+    """Tries to take a run at a moment that was agreed on, and keeps it for a while."""
+    store = await opened(path)
+    say("ready")
+    sys.stdin.readline()
+    started = time.monotonic()
+    try:
+        await store.acquire(run_id)
+        say("took")
+        sys.stdin.readline()
+    except PerdureError as error:
+        say(type(error).__name__, time.monotonic() - started)
+    await store.close()
+
+
+async def leave(path: str) -> None:
+    """Ends without closing anything, while it holds a run and a read is under way."""
+    store = await opened(path)
+    await store.create("left", KEY, Chain("left").next(), OPEN)
+    store._reader.read(lambda _: time.sleep(60)).send(None)
+    say("leaving")
+
+
+async def write_until_it_fails(path: str) -> None:
+    """Appends until the store fails; says how, and how many events were confirmed before."""
+    store = await opened(path)
+    chain = Chain("full")
+    confirmed = 1
+    try:
+        lease = await store.create("full", KEY, chain.next(), OPEN)
+        while True:
+            await store.append(lease, chain.next(20), None)
+            confirmed += 20
+    except PerdureError as error:
+        say(confirmed, error.code, error)
+    try:
+        await store.create("later", KEY, Chain("later").next(), OPEN)
+        say("went on")
+    except PerdureError as error:
+        say("later:", error.code)
+    await store.close()
+
+
+async def write_with_limited_files(path: str) -> None:
+    """Fails at a write: the system refuses to let a file grow."""
+    import resource
+
+    await drive(path, "before", "1")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+    await write_until_it_fails(path)
+
+
+async def write_on_a_failing_disk(path: str, method: str, error: str, after: str) -> None:
+    """Fails at the n-th write or sync of the log, as a full or a broken disk does."""
+    await drive(path, "before", "1")
+    left = int(after)
+
+    class Disk(apsw.VFS):
+        def __init__(self) -> None:
+            super().__init__("failing", "", makedefault=True)
+
+        def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> apsw.VFSFile:
+            return File(name, flags)
+
+    class File(apsw.VFSFile):
+        def __init__(self, name: apsw.URIFilename | str | None, flags: list[int]) -> None:
+            super().__init__("", name, flags)
+            self._log = bool(flags[0] & apsw.SQLITE_OPEN_WAL)
+
+        def xWrite(self, data: bytes, offset: int) -> None:
+            self._count("write")
+            super().xWrite(data, offset)
+
+        def xSync(self, flags: int) -> None:
+            self._count("sync")
+            super().xSync(flags)
+
+        def _count(self, done: str) -> None:
+            nonlocal left
+            if self._log and done == method:
+                left -= 1
+                if left < 0:
+                    raise getattr(apsw, error)(f"the test's disk refuses to {done}")
+
+    disk = Disk()
+    await write_until_it_fails(path)
+    disk.unregister()
+
+
+async def use_read_only(path: str, *, as_user: str) -> None:
+    """Opens a store that this user cannot write, for writing and for reading."""
+    if os.geteuid() == 0:  # whom no permission stops
+        await opened(path, read_only=True)  # everything is imported by now; afterwards this user may read no library
+        os.setgid(int(as_user))
+        os.setuid(int(as_user))
+    for read_only in (False, True):
+        try:
+            store = await opened(path, read_only=read_only)
+            stored = await store.read("before")
+            say("opened", stored and len(stored.envelopes))
+            await store.close()
+        except PerdureError as error:
+            say(error.code, error)
+
+
+PROGRAMS: dict[str, Callable[..., Awaitable[None]]] = {
+    "hold": hold,
+    "drive": drive,
+    "contend": contend,
+    "leave": leave,
+    "limited-files": write_with_limited_files,
+    "failing-disk": write_on_a_failing_disk,
+    "until-it-fails": write_until_it_fails,
+    "read-only": lambda path: use_read_only(path, as_user="65534"),
+}
+
+if __name__ == "__main__":
+    sys.path.pop(0)
+    asyncio.run(PROGRAMS[sys.argv[1]](*sys.argv[2:]))
