@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.cli.shell import Shell, ended, signalled, wait_until
 
 SHOWN = {
@@ -251,9 +250,8 @@ def test_damage_in_the_middle_exits_4_naming_the_event_and_the_journal_stays_as_
     """H06, S-073, S-070."""
     shell.killed_in_a_booking("R")
     store = shell.folder / "perdure.db"
-    with sqlite3.connect(store) as connection:
-        connection.execute("update event set payload = replace(payload, 'book', 'cook') where seq = 3")
-        connection.execute("pragma wal_checkpoint(truncate)")
+    connection = sqlite3.connect(store, isolation_level=None)
+    connection.execute("update event set payload = cast(replace(payload, 'book', 'cook') as blob) where seq = 3")
     connection.close()
     asked = shell.read("asked")
     before = _rows(shell)

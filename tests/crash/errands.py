@@ -1,4 +1,5 @@
-"""The runs that are cut everywhere: a world outside, tools over it, and two loops, ReAct and one written here with the public API."""
+"""The runs that are cut everywhere: a world outside, tools over it, and two loops: ReAct, and one written here with the
+public API only."""
 
 import asyncio
 import copy

@@ -1,15 +1,15 @@
-"""A run of more than a hundred events, killed after each of them and resumed. The same tests over ReAct and over a loop written
-outside with the public API."""
+"""A run of more than a hundred events, killed after each of them and resumed. The same tests over ReAct and over a loop
+written outside with the public API."""
 
 from pathlib import Path
 
 import pytest
 
 from perdure.testing.scripted import ScriptedModel
-from perdure.testing.sweep import SweepReport, sweep
+from perdure.testing.sweeping import SweepReport, sweep
 from tests.crash.errands import ANSWERS, LOOPS, Town
 
-PARTS = 6
+PARTS = 3
 LIVE_PARTS = 12
 
 loops = pytest.mark.parametrize("loop", LOOPS)
@@ -33,9 +33,7 @@ async def swept(loop: str, directory: Path, *, live: bool = False, part: int = 0
 
 @loops
 @pytest.mark.parametrize("part", range(PARTS))
-async def test_a_run_cut_after_any_event_ends_as_if_it_had_never_been_cut(
-    loop: str, part: int, tmp_path: Path
-) -> None:
+async def test_a_run_cut_after_any_event_ends_as_if_it_had_never_been_cut(loop: str, part: int, tmp_path: Path) -> None:
     """S-001, S-014 to S-016, S-052, S-063, S-064, S-074, S-079, R-019, O1, O2, O12, O17, C1, C5, C12."""
     report = await swept(loop, tmp_path, part=part, parts=PARTS)
     assert not report.problems, "\n".join(report.problems)

@@ -105,6 +105,8 @@ def test_without_a_key_the_crash_costs_a_second_effect_and_the_demo_says_so(envi
     assert done.returncode == 1
     assert (line["service_posts"], line["distinct_keys"], line["effects"]) == (2, 0, 2)
     assert "effects in the service's database: 2, expected 1" in done.stderr
+    (kept,) = Path(environment["TMPDIR"]).iterdir()
+    assert str(kept) in done.stderr
 
 
 @pytest.mark.slow
@@ -161,6 +163,8 @@ def test_a_demo_ended_half_way_leaves_no_process_behind(
     process.communicate(timeout=30)
     assert process.returncode != 0
     assert nothing_left(tmp_path)
+    if number != signal.SIGKILL:
+        assert list((tmp_path / "tmp").iterdir()) == []
 
 
 class Served:
@@ -192,7 +196,7 @@ class Served:
 def test_by_hand_a_run_is_killed_while_one_call_is_open_and_resumed(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    served = Served(environment, tmp_path, "--seed", "11")
+    served = Served(environment | {"PERDURE_DEMO_HOLD": "50"}, tmp_path, "--seed", "11")
     run = served.start()
     deadline = time.monotonic() + 30
     while (shown := served.show())["status"] != "running" or [c["tool"] for c in shown["open_calls"]] != ["job_retry"]:

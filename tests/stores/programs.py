@@ -113,7 +113,7 @@ async def write_on_a_failing_disk(path: str, method: str, error: str, after: str
         def __init__(self) -> None:
             super().__init__("failing", "", makedefault=True)
 
-        def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> apsw.VFSFile:
+        def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
             return File(name, flags)
 
     class File(apsw.VFSFile):
@@ -121,11 +121,11 @@ async def write_on_a_failing_disk(path: str, method: str, error: str, after: str
             super().__init__("", name, flags)
             self._log = bool(flags[0] & apsw.SQLITE_OPEN_WAL)
 
-        def xWrite(self, data: bytes, offset: int) -> None:
+        def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
             self._count("write")
             super().xWrite(data, offset)
 
-        def xSync(self, flags: int) -> None:
+        def xSync(self, flags: int) -> None:  # noqa: N802
             self._count("sync")
             super().xSync(flags)
 

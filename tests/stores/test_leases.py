@@ -131,19 +131,19 @@ async def test_of_two_processes_that_resume_at_once_one_gets_the_run_and_the_oth
 ) -> None:
     """H05."""
     store = await open_store()
-    contenders = [start("contend", path, f"run-{number % 5}") for number in range(2)]
-    for number in range(5):
-        _, lease = await begun(store, f"run-{number}")
+    for number in range(3):
+        run_id = f"run-{number}"
+        _, lease = await begun(store, run_id)
         await store.release(lease)
-    for _ in range(1):
-        contenders = [start("contend", path, "run-0") for _ in range(2)]
+        contenders = [start("contend", path, run_id) for _ in range(2)]
         assert [line(one) for one in contenders] == ["ready", "ready"]
         for one in contenders:
             assert one.stdin is not None
             one.stdin.write("\n")
             one.stdin.flush()
-        answers = sorted(line(one).split()[0] for one in contenders)
-        assert answers == ["LeaseHeldError", "took"]
+        lost, took = sorted(line(one).split() for one in contenders)
+        assert (lost[0], took[0]) == ("LeaseHeldError", "took")
+        assert float(lost[1]) < 1
 
 
 async def test_a_process_that_ends_without_closing_is_not_held_back_and_holds_nothing(
@@ -195,6 +195,7 @@ async def test_a_lease_that_was_outlasted_unseen_is_found_lost_at_the_next_confi
     with pytest.raises(LeaseLostError):
         await one.append(lease, chain.next(), None)
     await two.append(taken, chain.sealed[2:], None)
+    standing.jump_to(other_clock.now_ns())
     with pytest.raises(LeaseHeldError, match="another driver"):
         await one.acquire("run-1")
 

@@ -4,10 +4,12 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perdure.contracts.contract import JsonValue
 from perdure.errors import UsageError, ValueFormError
+
+if TYPE_CHECKING:
+    from perdure.contracts.contract import JsonValue
 
 DEFAULT_STORE = "sqlite:./perdure.db"
 
@@ -17,7 +19,7 @@ def store_url(given: str | None) -> str:
     return given or os.environ.get("PERDURE_STORE") or DEFAULT_STORE
 
 
-def task_input(text: str | None, as_json: str | None) -> JsonValue:
+def task_input(text: str | None, as_json: str | None) -> "JsonValue":
     """The run's input, from exactly one of `--input TEXT`, `--input @FILE` and `--input-json JSON`.
 
     Raises:
@@ -42,7 +44,7 @@ def _file_text(path: Path) -> str:
         raise UsageError(f"the file cannot be read: {error.strerror}", where=where, next="check the path") from error
 
 
-def json_value(text: str, where: str) -> JsonValue:
+def json_value(text: str, where: str) -> "JsonValue":
     """A JSON value written as an argument.
 
     Raises:

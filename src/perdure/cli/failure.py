@@ -2,10 +2,13 @@
 
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 from perdure.cli import output
-from perdure.contracts.contract import JsonObject
 from perdure.errors import PerdureError
+
+if TYPE_CHECKING:
+    from perdure.contracts.contract import JsonObject
 
 INTERRUPTED = 130
 
@@ -22,7 +25,7 @@ def report(error: PerdureError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def record(error: PerdureError) -> JsonObject:
+def record(error: PerdureError) -> "JsonObject":
     """An error as `--json` gives it."""
     return {
         "code": error.code,

@@ -6,10 +6,12 @@ Text of models and tools is escaped here, so that nothing they wrote can steer a
 import os
 import re
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from perdure.contracts.contract import JsonValue
 from perdure.errors import PerdureError
+
+if TYPE_CHECKING:
+    from perdure.contracts.contract import JsonValue
 
 # Control characters, and those that reorder, hide or break the text around them (Unicode's bidirectional controls, line
 # and paragraph separators, the byte order mark, halves of surrogate pairs).
@@ -32,7 +34,7 @@ def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
 
 
-def json_text(record: JsonValue) -> str:
+def json_text(record: "JsonValue") -> str:
     """A record as one line of JSON that is safe on a terminal."""
     import msgspec
 
@@ -50,7 +52,7 @@ def say(text: str) -> None:
     _write(sys.stdout, text + "\n")
 
 
-def say_json(record: JsonValue) -> None:
+def say_json(record: "JsonValue") -> None:
     """One record of the result."""
     say(json_text(record))
 

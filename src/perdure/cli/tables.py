@@ -1,6 +1,7 @@
 """Records as tables and sections for a person."""
 
 import io
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -8,8 +9,6 @@ from perdure.cli.output import escaped, escaped_lines, json_text
 from perdure.cli.reports import waits_for
 from perdure.contracts.contract import JsonObject
 
-_PIPED_WIDTH = 100_000
-"""Columns where nobody's window limits them: no line is ever folded in a pipe."""
 _STYLES = {"completed": "green", "failed": "red", "parked": "yellow", "running": "cyan"}
 
 
@@ -115,23 +114,28 @@ def _pairs(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    safe = [[escaped(cell) for cell in row] for row in rows]
+    return _for_a_window(titles, safe) if sys.stdout.isatty() else _for_a_pipe([titles, *safe])
+
+
+def _for_a_pipe(rows: Sequence[Sequence[str]]) -> str:
+    """A line a row, however wide: nothing is folded and nothing is coloured."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _for_a_window(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Folded to the window's width, with colours where the terminal has them."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(escaped(cell), style=_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     text = io.StringIO()
-    console = Console(
-        file=text,
-        force_terminal=terminal,
-        width=None if terminal else _PIPED_WIDTH,
-        highlight=False,
-        legacy_windows=False,
-    )
-    console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    Console(file=text, force_terminal=True, width=shutil.get_terminal_size().columns, highlight=False).print(table)
+    return text.getvalue().rstrip("\n")

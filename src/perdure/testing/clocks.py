@@ -50,7 +50,7 @@ class ManualClock:
         self._now = now_ns
 
     async def sleep(self, seconds: float) -> None:
-        """Lets others run once, then makes it `seconds` later than it was; of sleeps at the same time the longest counts."""
+        """Lets others run once, then makes it `seconds` later than it was; of sleeps at one time the longest counts."""
         due = self._steady + round(seconds * NS)
         await asyncio.sleep(0)
         if self._passing and due > self._steady:
@@ -58,8 +58,11 @@ class ManualClock:
 
 
 class SeededEntropy:
-    """Bytes that follow from a seed. Draws of different sizes come from streams of their own, so that how often one part of
-    the runtime draws does not change what another part gets."""
+    """Bytes that follow from a seed.
+
+    Draws of different sizes come from streams of their own, so that how often one part of the runtime draws does not
+    change what another part gets.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed

@@ -29,9 +29,9 @@ from perdure.examples.job_recovery.world import SCENARIOS
 
 _HOLD_S = 600.0
 """The parent ends the hold itself; this only bounds it."""
-_SERVED_HOLD_S = 10.0
+_SERVED_HOLD_S = 15.0
 """Time to look at a run and kill it by hand."""
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 """Longest wait for the stand-in's run to reach the held call, and for the resumed run to end."""
 _PATIENCE_REAL_MODEL_S = 600.0
 _LOOK_INTERVAL_S = 0.005
@@ -73,16 +73,20 @@ def run_demo(options: DemoOptions) -> int:
         return 0
     place = Path(tempfile.mkdtemp(prefix="perdure-demo-")) if folder is None else folder
     narrator = Narrator(quiet=options.json)
-    code = 1
+    failed = False
     try:
         with _terminable():
             code = _play(options, seed, place, narrator)
+        failed = code != 0
+        return code
+    except Exception:
+        failed = True
+        raise
     finally:
-        if folder is None and code == 0:
-            shutil.rmtree(place, ignore_errors=True)
+        if failed:
+            print(f"kept for a look: {place} (scenario {options.scenario}, seed {seed})", file=sys.stderr)
         elif folder is None:
-            print(f"kept for a look: {place}", file=sys.stderr)
-    return code
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _play(options: DemoOptions, seed: int, folder: Path, narrator: Narrator) -> int:
@@ -90,7 +94,7 @@ def _play(options: DemoOptions, seed: int, folder: Path, narrator: Narrator) -> 
         play = _Play(options, stage, narrator)
         findings, report = play.carry_out()
         reasons = shortfalls(stage, findings, report)
-    narrator.verdict(findings, reasons)
+    narrator.verdict(findings, reasons, no_key=options.no_key)
     for reason in reasons:
         print(f"not the right end: {reason}", file=sys.stderr)
     if options.json:

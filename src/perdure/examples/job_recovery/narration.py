@@ -61,8 +61,10 @@ class Narrator:
         """Heads the history, which the command line prints itself."""
         self._title("History")
 
-    def verdict(self, findings: Findings, reasons: list[str]) -> None:
+    def verdict(self, findings: Findings, reasons: list[str], *, no_key: bool) -> None:
         """The end."""
+        if no_key:
+            self._title("The control: the retry carried no idempotency key, so the service could not know it again")
         right = (
             f"Right: {findings.effects} effect(s), report {findings.report_status}, no completed model call repeated."
         )

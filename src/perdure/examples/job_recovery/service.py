@@ -183,14 +183,14 @@ def main() -> None:
     parser.add_argument("--switches", type=Path, default=None)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    jobs = Jobs(options.db)
-    jobs.create(draw_world(options.seed, options.scenario))
-    with JobServer(jobs, Switches(options.switches), options.port) as server:
-        print(json.dumps({"origin": server.origin}), flush=True)
-        try:
+    try:
+        jobs = Jobs(options.db)
+        jobs.create(draw_world(options.seed, options.scenario))
+        with JobServer(jobs, Switches(options.switches), options.port) as server:
+            print(json.dumps({"origin": server.origin}), flush=True)
             server.serve_forever(poll_interval=0.05)
-        except KeyboardInterrupt:
-            return
+    except KeyboardInterrupt:
+        return
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The crash sweep: one run recorded whole, then cut after every event and resumed, each time as if the process had died there.
+"""The crash sweep: one run recorded whole, then cut after every event and resumed, as if the process had died there.
 
     report = await sweep(agent, model, "the task", world, directory=tmp_path, answers={"3.0": {"ok": True}})
     assert not report.problems
 
-A cut is a real SQLite store that holds exactly the first events of the recorded run, beside a world as it was at that moment.
-When the world changed between the last event kept and the first one lost, the cut is tried in both worlds: the process may have
-died before the effect or after it.
+A cut is a real SQLite store that holds exactly the first events of the recorded run, beside a world as it was at that
+moment. When the world changed between the last event kept and the first one lost, the cut is tried in both worlds: the
+process may have died before the effect or after it.
 """
 
 from collections import Counter
@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from perdure.agent import Agent
-from perdure.contracts.contract import content_digest, canonical
+from perdure.clock import SystemEntropy
+from perdure.contracts.contract import canonical, content_digest
 from perdure.contracts.messages import Effect
 from perdure.contracts.outcomes import Outcome
 from perdure.engine import Engine, Run
@@ -25,12 +26,12 @@ from perdure.errors import PerdureError
 from perdure.journal import events as ev
 from perdure.journal.envelope import Envelope
 from perdure.journal.fold import OpenCall, RunState, fold
-from perdure.ports import IndexRow, Lease, ModelClient, ModelEvent, RunSummary, Store, StoredRun
+from perdure.ports import IndexRow, Lease, ModelClient, ModelEvent, Store
 from perdure.prompting.request import ModelRequest
 from perdure.runtime.journaling import index_row
 from perdure.stores.url import open_store
-from perdure.testing.crashing import CrashingStore, StoreCrashedError
 from perdure.testing.clocks import DAWN_NS, ManualClock, SeededEntropy
+from perdure.testing.crashing import CrashingStore, StoreCrashedError
 
 RUN_ID = "sweep"
 """The id of every run of a sweep: idempotency keys are derived from it."""
@@ -38,6 +39,7 @@ _RECOVERY = ("drive_started", "attempt_started", "effect_resolved")
 """What a resumed journal may hold beyond the one that was never cut."""
 _OUTSIDE = ("resumed", "budget_changed", "effect_resolved", "cancel_requested")
 """Recorded while nobody drives the run."""
+_ANSWERS = ("tool_call_completed", "tool_call_failed")
 _ENTROPY_BYTES = 8
 """What `RunContext.entropy` draws at a time."""
 
@@ -110,7 +112,7 @@ class SweepReport:
         return [f"{cut.case}: {problem}" for cut in self.cuts for problem in cut.problems]
 
 
-async def sweep(
+async def sweep(  # noqa: PLR0913 - every one but the first four has a default or a name
     agent: Agent,
     model: Callable[[], ModelClient],
     input: object,
@@ -124,18 +126,20 @@ async def sweep(
 ) -> SweepReport:
     """Records one run to its end, then cuts it after 0, 1, ... all of its events, and resumes each.
 
-    Every journal must end equal to the recorded one, byte for byte of its payloads, once `drive_started`, `attempt_started` and
-    `effect_resolved` are left out (answers of overlapping reads may come in any order), with exactly as many of those as the cut
-    asks for. Every effect must be there as often as in the recorded run, and no finished model call may be asked again. Time
-    stands still but for the sleeps of the run, which end on time.
+    Every journal must end equal to the recorded one, byte for byte of its payloads, once `drive_started`,
+    `attempt_started` and `effect_resolved` are left out (answers of overlapping reads may come in any order), with
+    exactly as many of those as the cut asks for. Every effect must be there as often as in the recorded run, and no
+    finished model call may be asked again. Time stands still but for the sleeps of the run, which end on time.
 
     Args:
         agent: what is run; its tools read and change `world`.
         model: makes a model client that answers by what is in the request, as `ScriptedModel` does.
-        world: as it is when the run starts; the sweep takes it back to a former state for each cut, and to the first at the end.
+        world: as it is when the run starts; the sweep takes it back to a former state for each cut, and to the first
+            at the end.
         directory: where the stores are put, one file a cut.
         answers: what each `suspended` call is answered, by call id.
-        live: make each cut by driving the run from its start over a `CrashingStore`, in place of writing its first events down.
+        live: make each cut by driving the run from its start over a `CrashingStore`, in place of writing its first
+            events down.
         part, parts: do only every `parts`-th cut, beginning with number `part`, to share the work out.
 
     Raises:
@@ -262,10 +266,11 @@ class _Driver:
         cls, subject: _Subject, now_ns: int, path: Path, wrap: Callable[[Store], Store] | None = None
     ) -> "_Driver":
         clock, entropy = ManualClock(now_ns, passing=False), SeededEntropy()
-        store = await open_store(f"sqlite:{path}", clock=clock, entropy=entropy)
+        # The store names its driver by chance: two processes never have the same.
+        store = await open_store(f"sqlite:{path}", clock=clock, entropy=SystemEntropy())
         return cls(subject, clock, entropy, store if wrap is None else wrap(store))
 
-    async def __aenter__(self) -> "_Driver":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
@@ -307,8 +312,9 @@ class _Driver:
         self._settled.append(place)
         if park.kind == "sleeping":
             self._clock.jump_to(park.detail["wake_at"])
-        elif park.kind == "suspended" and park.call in self._subject.answers:
-            await self.engine.answer(RUN_ID, park.call, self._subject.answers[park.call])
+        elif park.kind == "suspended" and (call := park.call) in self._subject.answers:
+            assert call is not None
+            await self.engine.answer(RUN_ID, call, self._subject.answers[call])
         elif park.kind == "needs_reconciliation" and verdict is not None and verdict.call == park.call:
             await self.engine.resolve(RUN_ID, verdict.call, verdict.verdict, result=verdict.result, text=verdict.text)
         else:
@@ -374,7 +380,7 @@ def _watched(store: Store, world: World, watching: list[_WatchedStore]) -> Any:
 
 def _answer_to(recording: Recording, call: str) -> ev.Event | None:
     for envelope in recording.envelopes:
-        if envelope.kind in ("tool_call_completed", "tool_call_failed"):
+        if envelope.kind in _ANSWERS:
             answer = ev.decode(envelope)
             if getattr(answer, "call", None) == call:
                 return answer
@@ -385,12 +391,13 @@ def _answer_to(recording: Recording, call: str) -> ev.Event | None:
 
 
 def lasting(envelopes: Sequence[Envelope]) -> list[tuple[str, bytes]]:
-    """Kind and payload of every event that does not belong to recovery, in order; neighbouring answers of calls sorted, since
-    calls that overlap may end in any order."""
+    """Kind and payload of every event that does not belong to recovery, in order; neighbouring answers of calls sorted,
+    since calls that overlap may end in any order."""
     kept = [(one.kind, one.payload or b"") for one in envelopes if one.kind not in _RECOVERY]
     ordered: list[tuple[str, bytes]] = []
-    for answers, group in groupby(kept, key=lambda one: one[0] in ("tool_call_completed", "tool_call_failed")):
-        ordered.extend(sorted(group, key=lambda one: one[1]) if answers else group)
+    for answers, group in groupby(kept, key=lambda one: one[0] in _ANSWERS):
+        same = list(group)
+        ordered.extend(sorted(same, key=lambda one: one[1]) if answers else same)
     return ordered
 
 
@@ -456,10 +463,10 @@ def _expected_attempts(recording: Recording, case: Case) -> int:
     attempts: Counter[str] = Counter()
     early: Counter[str] = Counter()
     for envelope in recording.envelopes:
-        if envelope.kind == "attempt_started":
-            call = getattr(ev.decode(envelope), "call")
-            attempts[call] += 1
-            early[call] += envelope.seq < case.kept
+        event = ev.decode(envelope)
+        if isinstance(event, ev.AttemptStarted):
+            attempts[event.call] += 1
+            early[event.call] += envelope.seq < case.kept
     state, _ = fold(RUN_ID, recording.envelopes[: case.kept]) if case.kept else (RunState(RUN_ID), [])
     for call in state.open.values():
         attempts[call.call] = _attempts_of(call, early[call.call], attempts[call.call], case)
@@ -469,5 +476,5 @@ def _expected_attempts(recording: Recording, case: Case) -> int:
 def _attempts_of(call: OpenCall, early: int, recorded: int, case: Case) -> int:
     if call.effect is Effect.WRITE and call.tool is not None:
         return recorded + (case.verdict == "did_not_happen")
-    # The try that was under way is made again; when it had already had its way with the world, it is not needed for that.
+    # The try that was under way is made again; one that had had its way with the world already had not been in vain.
     return max(early + 1, recorded) if case.world == "after" else recorded + 1
