@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perdure.contracts.notices import Notice, NoticeKind
     from perdure.contracts.outcomes import Outcome
     from perdure.embedded import EmbeddedRun, run_embedded
-    from perdure.engine import Engine, Run
+    from perdure.engine import Engine
     from perdure.errors import (
         CallFailedError,
         ConcurrentUseError,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from perdure.loops.react import react
     from perdure.prompting.assemble import assemble, unusable
     from perdure.prompting.request import ModelRequest
+    from perdure.runs import Run
     from perdure.runtime.context import RunContext
     from perdure.tools.define import tool
 
@@ -63,7 +64,7 @@ _HOMES = {
     "perdure.contracts.notices": ("Notice", "NoticeKind"),
     "perdure.contracts.outcomes": ("Outcome",),
     "perdure.embedded": ("EmbeddedRun", "run_embedded"),
-    "perdure.engine": ("Engine", "Run"),
+    "perdure.engine": ("Engine",),
     "perdure.errors": (
         "CallFailedError", "ConcurrentUseError", "ConfigurationError", "DefinitionChangedError", "DivergedError",
         "InvalidAnswerError", "LeaseHeldError", "LeaseLostError", "MalformedJournalError", "ModelError", "Parked",
@@ -74,6 +75,7 @@ _HOMES = {
     "perdure.loops.react": ("react",),
     "perdure.prompting.assemble": ("assemble", "unusable"),
     "perdure.prompting.request": ("ModelRequest",),
+    "perdure.runs": ("Run",),
     "perdure.runtime.context": ("RunContext",),
     "perdure.tools.define": ("tool",),
 }  # fmt: skip

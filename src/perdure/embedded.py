@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perdure.agent import Agent
+from perdure.binding import KEY_BYTES, bind, head_events
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.contracts.outcomes import Outcome
-from perdure.contracts.values import to_json
-from perdure.errors import ConfigurationError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Cursor
 from perdure.journal.envelope import FIRST_PREVIOUS, Envelope, check_chain
 from perdure.journal.fold import RunState, fold
 from perdure.journal.render import outcome_of
-from perdure.models.registry import model_client
 from perdure.ports import Clock, Entropy, ModelClient
 from perdure.release import VERSION
 from perdure.run_ids import new_run_id
@@ -25,8 +23,6 @@ from perdure.runtime.drive import Bindings, Drive
 from perdure.runtime.ending import run_loop
 from perdure.runtime.journaling import ListJournal, RunJournal
 from perdure.tools.output import check_schema
-
-_KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -54,18 +50,12 @@ async def run_embedded(
         RefusedError: the recorded events are damaged, or the agent asks for something else than they hold.
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
-    bound = model if model is not None else agent.model
-    if bound is None:
-        raise ConfigurationError(
-            "no model is named", where=f"agent {agent.name}", next="give the agent a model, or name one"
-        )
-    client = model_client(bound, base_url=agent.base_url) if isinstance(bound, str) else bound
+    binding = bind(model if model is not None else agent.model, agent)
     sink = ListJournal()
     if recorded is None:
-        key, state = entropy.draw(_KEY_BYTES), RunState(run_id or new_run_id(clock, entropy))
+        key, state = entropy.draw(KEY_BYTES), RunState(run_id or new_run_id(clock, entropy))
         journal = RunJournal(state, FIRST_PREVIOUS, sink, clock, entropy)
-        head = ev.RunStarted(agent.spec, to_json(input), client.target, VERSION, labels=dict(agent.labels))
-        sink.envelopes.extend(journal.seal_apart(head))
+        sink.envelopes.extend(journal.seal_apart(*head_events(agent, binding, input)))
         events: Sequence[ev.Event] = ()
     else:
         key, sink.envelopes = recorded.key, list(recorded.envelopes)
@@ -75,7 +65,7 @@ async def run_embedded(
         journal = RunJournal(state, digest, sink, clock, entropy)
     cause: Literal["start", "resume"] = "start" if recorded is None else "resume"
     journal.begin_drive(ev.DriveStarted(state.drives + 1, VERSION, cause))
-    bindings = Bindings(client, agent.tools_by_name, clock, entropy, agent.answer_check, check_schema)
+    bindings = Bindings(binding.client, agent.tools_by_name, clock, entropy, agent.answer_check, check_schema)
     drive = Drive(state.run_id, key, state.drives + 1, state.started.agent, Cursor(events), journal, bindings)
     if state.end is None:
         await run_loop(drive, agent.loop_function, state.started.input)

@@ -5,129 +5,44 @@ store's.
 """
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from perdure import settlement
-from perdure.agent import Agent, label_problems
-from perdure.agent_file import load_agent
+from perdure.agent import Agent
+from perdure.binding import (
+    KEY_BYTES,
+    Binding,
+    bind,
+    checked_run_id,
+    head_events,
+    must_be_unchanged,
+    rebind,
+    recorded_agent,
+)
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.contracts.contract import JsonObject
 from perdure.contracts.outcomes import Outcome
-from perdure.contracts.values import to_json
-from perdure.errors import (
-    ConfigurationError,
-    DefinitionChangedError,
-    LeaseHeldError,
-    MalformedJournalError,
-    PerdureError,
-    UnknownError,
-    UsageError,
-)
+from perdure.errors import LeaseHeldError, PerdureError, UnknownError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Cursor, Permit
 from perdure.journal.envelope import FIRST_PREVIOUS, Envelope, check_chain
-from perdure.journal.fold import RunState, fold
+from perdure.journal.fold import RunState
 from perdure.journal.render import outcome_of, rfc3339, show_record, status_of
-from perdure.models.registry import model_client
 from perdure.ports import Clock, Entropy, Lease, ModelClient, ModelEvent, RunSummary, Store, StoredRun
 from perdure.release import VERSION
 from perdure.run_ids import new_run_id
+from perdure.runs import Driving, LeasedSink, Proven, Run, prove
 from perdure.runtime.drive import Bindings, Drive
 from perdure.runtime.ending import run_loop
 from perdure.runtime.journaling import RunJournal, index_row
 from perdure.stores.url import open_store
 from perdure.tools.output import check_schema
 
-KEY_BYTES = 32
-"""Length of a run's random key for keyed digests."""
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
 Cause = Literal["start", "resume", "recover"]
 Observer = Callable[[str, str, ModelEvent], None]
 """Told of run id, call id and what streams; never journaled."""
-
-
-class _LeasedSink:
-    """The store, for the one run a lease is for."""
-
-    def __init__(self, store: Store, lease: Lease) -> None:
-        self._store, self.lease = store, lease
-
-    def append(self, envelopes: Sequence[Envelope], index: Any) -> "asyncio.Future[None]":
-        return self._store.append(self.lease, envelopes, index)
-
-
-class Run:
-    """A handle on one run: leave it and rejoin it at will."""
-
-    def __init__(self, engine: "Engine", run_id: str, driving: "_Driving | None") -> None:
-        self._engine, self._driving = engine, driving
-        self.id = run_id
-
-    async def wait(self) -> Outcome:
-        """The outcome once this process stops driving the run: ended, or parked.
-
-        Raises:
-            RefusedError: the drive was refused; the run is as it was.
-        """
-        if self._driving is None:
-            return await self._engine.outcome(self.id)
-        await asyncio.shield(self._driving.task)
-        return outcome_of(self._driving.drive.state)
-
-    async def events(self, from_seq: int = 0) -> AsyncIterator[Envelope]:
-        """History from a seq on, then live, until this process stops driving the run. Only what is durable is shown."""
-        while True:
-            driving = self._driving
-            finished = driving is None or driving.task.done()
-            stored = await self._engine.read(self.id, from_seq)
-            for envelope in stored.envelopes:
-                yield envelope
-            from_seq += len(stored.envelopes)
-            if finished or driving is None:
-                return
-            if not stored.envelopes:
-                await driving.news()
-
-    async def cancel(self, reason: str | None = None, *, by: str | None = None) -> None:
-        """Ends the run: what is in flight is told to stop, and every call gets one observation."""
-        await self._engine.cancel(self.id, reason, by=by)
-
-
-class _Driving:
-    """One run this process drives."""
-
-    def __init__(self, drive: Drive, own_model: bool) -> None:
-        self.drive = drive
-        self.own_model = own_model
-        """Whether the client was made for this drive, and so is closed with it."""
-        self.task: asyncio.Task[None]
-        self._news = asyncio.Event()
-
-    def durable(self) -> None:
-        self._news.set()
-
-    async def news(self) -> None:
-        """Returns when something became durable, or the drive is over."""
-        waiting = asyncio.ensure_future(self._news.wait())
-        await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        self._news.clear()
-
-    def cancel(self, request: ev.CancelRequested) -> None:
-        self.drive.cancel_requested = request
-        self.task.cancel()
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing of this drive counts any more: stop what runs."""
-        if self.drive.latch is None:
-            self.drive.latch = error
-        if not self.task.done():
-            self.task.cancel()
 
 
 class Engine:
@@ -135,7 +50,7 @@ class Engine:
 
     def __init__(self, store: Store, clock: Clock, entropy: Entropy) -> None:
         self._store, self._clock, self._entropy = store, clock, entropy
-        self._driven: dict[str, _Driving] = {}
+        self._driven: dict[str, Driving] = {}
         self.observer: Observer | None = None
 
     @staticmethod
@@ -208,21 +123,14 @@ class Engine:
             UsageError: the id is malformed or taken, or no model is named; nothing was recorded.
             StoreError: the store cannot be used.
         """
-        run_id = new_run_id(self._clock, self._entropy) if run_id is None else _checked_id(run_id)
+        run_id = new_run_id(self._clock, self._entropy) if run_id is None else checked_run_id(run_id)
         bound = agent.model if model is None else model
-        binding = _bind(bound, agent)
-        head = ev.RunStarted(
-            agent.spec,
-            to_json(input),
-            binding.name,
-            VERSION,
-            agent.ref,
-            _checked_labels({**agent.labels, **(labels or {})}),
-        )
+        binding = bind(bound, agent)
+        events = head_events(agent, binding, input, dict(labels or {}))
         state, key = RunState(run_id), self._entropy.draw(KEY_BYTES)
-        sink = _LeasedSink(self._store, Lease(run_id, 0))
+        sink = LeasedSink(self._store, Lease(run_id, 0))
         journal = RunJournal(state, FIRST_PREVIOUS, sink, self._clock, self._entropy)
-        sealed = journal.seal_apart(head, *_degradations(agent))
+        sealed = journal.seal_apart(*events)
         try:
             sink.lease = await self._store.create(run_id, key, sealed, index_row(state))
         except BaseException:
@@ -253,12 +161,12 @@ class Engine:
                 "this process drives the run already", where=f"run {run_id}", next="wait for it with `Run.wait`"
             )
         # Read first: a run that ended, or that the agent does not fit, is not worth a lease.
-        proven = _proven(await self.read(run_id))
+        proven = prove(await self.read(run_id))
         if proven.state.end is not None:
             return Run(self, run_id, None)
-        agent = _recorded_agent(proven.state) if agent is None else agent
-        _must_be_unchanged(proven.state, agent)
-        binding = _rebind(proven.state, agent, model)
+        agent = recorded_agent(proven.state) if agent is None else agent
+        must_be_unchanged(proven.state, agent)
+        binding = rebind(proven.state, agent, model)
         try:
             lease, proven = await self._take(proven)
         except BaseException:
@@ -269,17 +177,17 @@ class Engine:
             await binding.discard()
             return Run(self, run_id, None)
         rebound = () if proven.state.model in (binding.name, binding.client.target) else (ev.ModelBound(binding.name),)
-        sink = _LeasedSink(self._store, lease)
+        sink = LeasedSink(self._store, lease)
         journal = RunJournal(proven.state, proven.head, sink, self._clock, self._entropy)
         return self._drive(agent, binding, sink, journal, proven.key, Cursor(proven.events), cause, *rebound)
 
-    async def _take(self, proven: "_Proven") -> tuple[Lease, "_Proven"]:
+    async def _take(self, proven: Proven) -> tuple[Lease, Proven]:
         """Takes the lease, and what was recorded between the first reading and that."""
         run_id = proven.state.run_id
         lease = await self._store.acquire(run_id)
         try:
             if (await self.read(run_id, proven.state.events)).envelopes:
-                proven = _proven(await self.read(run_id))
+                proven = prove(await self.read(run_id))
         except BaseException:
             await self._store.release(lease)
             raise
@@ -311,8 +219,8 @@ class Engine:
     def _drive(
         self,
         agent: Agent,
-        binding: "_Binding",
-        sink: _LeasedSink,
+        binding: Binding,
+        sink: LeasedSink,
         journal: RunJournal,
         key: bytes,
         cursor: Cursor,
@@ -333,7 +241,7 @@ class Engine:
         )
         journal.begin_drive(ev.DriveStarted(lease.epoch, VERSION, cause), *opening)
         spec = journal.state.started.agent
-        driving = _Driving(Drive(run_id, key, lease.epoch, spec, cursor, journal, bindings), binding.own)
+        driving = Driving(Drive(run_id, key, lease.epoch, spec, cursor, journal, bindings), binding.own)
         journal.on_failure, journal.on_durable = driving.fail, driving.durable
         driving.task = asyncio.create_task(self._to_the_end(driving, agent, lease), name=f"perdure {run_id}")
         # A refusal nobody waits for is in the run's state all the same.
@@ -345,7 +253,7 @@ class Engine:
         observer = self.observer
         return None if observer is None else lambda call, event: observer(run_id, call, event)
 
-    async def _to_the_end(self, driving: _Driving, agent: Agent, lease: Lease) -> None:
+    async def _to_the_end(self, driving: Driving, agent: Agent, lease: Lease) -> None:
         try:
             await run_loop(driving.drive, agent.loop_function, driving.drive.state.started.input)
         finally:
@@ -405,12 +313,12 @@ class Engine:
 
     async def _settle(self, run_id: str, decide: Callable[[RunState], list[ev.Event]]) -> None:
         # Decided once before the lease is taken, so that what cannot be recorded leaves no trace, and once under it.
-        proven = _proven(await self.read(run_id))
+        proven = prove(await self.read(run_id))
         decide(proven.state)
         lease, proven = await self._take(proven)
         try:
             events = decide(proven.state)
-            sink = _LeasedSink(self._store, lease)
+            sink = LeasedSink(self._store, lease)
             journal = RunJournal(proven.state, proven.head, sink, self._clock, self._entropy, driving=False)
             for event in events:
                 journal.queue(Permit("settlement"), event)
@@ -443,7 +351,7 @@ class Engine:
 
     async def state(self, run_id: str) -> RunState:
         """The fold of a run's proven events."""
-        return _proven(await self.read(run_id)).state
+        return prove(await self.read(run_id)).state
 
     async def outcome(self, run_id: str) -> Outcome:
         """How a run ended, or where it stands."""
@@ -500,89 +408,3 @@ class OpeningEngine:
     ) -> None:
         if self._engine is not None:
             await self._engine.close()
-
-
-@dataclass(frozen=True)
-class _Proven:
-    """A stored run whose chain holds, folded."""
-
-    state: RunState
-    events: list[ev.Event]
-    head: bytes
-    key: bytes
-
-
-def _proven(stored: StoredRun) -> _Proven:
-    head = check_chain(stored.run_id, stored.envelopes)
-    state, events = fold(stored.run_id, stored.envelopes)
-    if not events:
-        raise MalformedJournalError(stored.run_id, None, None, "the journal has no head")
-    return _Proven(state, events, head, stored.key)
-
-
-@dataclass(frozen=True)
-class _Binding:
-    """The model a drive asks."""
-
-    client: ModelClient
-    name: str
-    own: bool
-    """Made here from its name, and so closed here."""
-
-    async def discard(self) -> None:
-        """Gives the client back when no drive came of it."""
-        if self.own:
-            await self.client.close()
-
-
-def _checked_id(run_id: str) -> str:
-    if not _RUN_ID.fullmatch(run_id):
-        raise UsageError(f"the run id {run_id!r:.80} cannot be used", next="use 1 to 64 of A-Z a-z 0-9 . _ -")
-    return run_id
-
-
-def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
-    problems = label_problems(labels)
-    if problems:
-        raise ConfigurationError("; ".join(problems), where="labels", next="correct them")
-    return labels
-
-
-def _bind(model: str | ModelClient | None, agent: Agent) -> _Binding:
-    if model is None:
-        raise ConfigurationError(
-            "no model is named", where=f"agent {agent.name}", next="give the agent a model, or name one"
-        )
-    if isinstance(model, str):
-        return _Binding(model_client(model, base_url=agent.base_url), model, own=True)
-    return _Binding(model, model.target, own=False)
-
-
-def _rebind(state: RunState, agent: Agent, model: str | ModelClient | None) -> _Binding:
-    """The model to ask from here on: the one named now, else the agent's own client, else the one bound last."""
-    if model is None:
-        model = agent.model if agent.model is not None and not isinstance(agent.model, str) else state.model
-    return _bind(model, agent)
-
-
-def _recorded_agent(state: RunState) -> Agent:
-    ref = state.started.agent_ref
-    if ref is None:
-        raise ConfigurationError(
-            "the run does not say where its agent is", where=f"run {state.run_id}", next="name the agent"
-        )
-    return load_agent(ref)
-
-
-def _must_be_unchanged(state: RunState, agent: Agent) -> None:
-    recorded, present = state.started.agent.parts(), agent.spec.parts()
-    changed = tuple(name for name, part in present.items() if recorded[name] != part)
-    if changed:
-        raise DefinitionChangedError(state.run_id, changed)
-
-
-def _degradations(agent: Agent) -> list[ev.ExecutionDegraded]:
-    if agent.limits.max_cost_microunits is None or agent.price is not None:
-        return []
-    summary = "a cost limit is set, but no price is known: cost_enforced is false and the limit is not applied"
-    return [ev.ExecutionDegraded("cost_unenforced", summary)]

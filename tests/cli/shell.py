@@ -222,5 +222,5 @@ def signalled(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def _obey_file_modes() -> None:
-    """Root may write to any file; a process that cannot get that capability back may not. For others nothing changes."""
+    """Root may write to any file, but not once it cannot have that capability. For others nothing changes."""
     ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, 0, 0, 0)

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.cli.shell import Shell, ended, signalled, wait_until
@@ -237,7 +238,7 @@ def test_a_reader_that_leaves_is_no_error(shell: Shell) -> None:
 
 def test_a_result_that_cannot_be_written_is_an_error_in_words(shell: Shell) -> None:
     shell("run", "adding.toml", "--input", "1 + 2", "--run-id", "R", check=0)
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "perdure.cli", "show", "R"],
             cwd=shell.folder, env=shell.environment, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60,

@@ -132,6 +132,15 @@ def test_a_name_and_id_repeated_on_every_fragment_open_nothing_new() -> None:
     assert said(*(CallDelta(0, "x", "read", text) for text in fragments)) == [TWO[0]]
 
 
+def test_calls_without_arguments_and_without_hints_are_as_many_as_were_opened() -> None:
+    """H12 (d), H04: none is dropped for looking like a repeat."""
+    assert said(CallDelta(name="ping"), CallDelta(name="ping"), CallDelta(name="pong")) == [
+        ("ping", {}),
+        ("ping", {}),
+        ("pong", {}),
+    ]
+
+
 def test_an_opening_repeated_behind_a_whole_call_starts_another_once_arguments_come() -> None:
     """H12: never glued arguments."""
     assert said(

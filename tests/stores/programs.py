@@ -75,7 +75,7 @@ async def leave(path: str) -> None:
     say("leaving")
 
 
-async def write_until_it_fails(path: str) -> None:
+async def write_until_it_fails(path: str, *, linger: bool = False) -> None:
     """Appends until the store fails; says how, and how many events were confirmed before."""
     store = await opened(path)
     chain = Chain("full")
@@ -87,6 +87,8 @@ async def write_until_it_fails(path: str) -> None:
             confirmed += 20
     except PerdureError as error:
         say(confirmed, error.code, error)
+    if linger:
+        sys.stdin.readline()
     try:
         await store.create("later", KEY, Chain("later").next(), OPEN)
         say("went on")
@@ -104,21 +106,21 @@ async def write_with_limited_files(path: str) -> None:
     await write_until_it_fails(path)
 
 
-async def write_on_a_failing_disk(path: str, method: str, error: str, after: str) -> None:
+async def write_on_a_failing_disk(path: str, method: str, error: str, after: str, linger: bool = False) -> None:
     """Fails at the n-th write or sync of the log, as a full or a broken disk does."""
     await drive(path, "before", "1")
     left = int(after)
 
     class Disk(apsw.VFS):
         def __init__(self) -> None:
-            super().__init__("failing", "", makedefault=True)
+            super().__init__("failing", "unix", makedefault=True)
 
         def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
             return File(name, flags)
 
     class File(apsw.VFSFile):
         def __init__(self, name: apsw.URIFilename | str | None, flags: list[int]) -> None:
-            super().__init__("", name, flags)
+            super().__init__("unix", name, flags)
             self._log = bool(flags[0] & apsw.SQLITE_OPEN_WAL)
 
         def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
@@ -137,8 +139,13 @@ async def write_on_a_failing_disk(path: str, method: str, error: str, after: str
                     raise getattr(apsw, error)(f"the test's disk refuses to {done}")
 
     disk = Disk()
-    await write_until_it_fails(path)
+    await write_until_it_fails(path, linger=linger)
     disk.unregister()
+
+
+async def fail_and_wait(path: str) -> None:
+    """Lives on with its failed store."""
+    await write_on_a_failing_disk(path, "sync", "IOError", "10", linger=True)
 
 
 async def use_read_only(path: str, *, as_user: str) -> None:
@@ -164,6 +171,7 @@ PROGRAMS: dict[str, Callable[..., Awaitable[None]]] = {
     "leave": leave,
     "limited-files": write_with_limited_files,
     "failing-disk": write_on_a_failing_disk,
+    "failing-disk-and-wait": fail_and_wait,
     "until-it-fails": write_until_it_fails,
     "read-only": lambda path: use_read_only(path, as_user="65534"),
 }

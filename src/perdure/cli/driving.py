@@ -11,7 +11,8 @@ from perdure.contracts.outcomes import Outcome
 from perdure.errors import LeaseHeldError, PerdureError
 
 if TYPE_CHECKING:
-    from perdure.engine import Engine, Run
+    from perdure.engine import Engine
+    from perdure.runs import Run
 
 COMPLETED, UNSUCCESSFUL, PARKED = 0, 1, 3
 _WORST_FIRST = (failure.INTERRUPTED, 4, 2, UNSUCCESSFUL, PARKED, COMPLETED)

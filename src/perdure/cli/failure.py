@@ -27,13 +27,9 @@ def report(error: PerdureError, *, as_json: bool) -> int:
 
 def record(error: PerdureError) -> "JsonObject":
     """An error as `--json` gives it."""
-    return {
-        "code": error.code,
-        "message": str(error),
-        "found": error.found,
-        "where": error.where,
-        "next": error.next,
-    }
+    texts = {"message": str(error), "found": error.found, "where": error.where, "next": error.next}
+    # What was written on the command line may hold bytes that are no UTF-8, which JSON cannot carry.
+    return {"code": error.code, **{k: v.encode("utf-8", "backslashreplace").decode() for k, v in texts.items()}}
 
 
 class UnexpectedError(PerdureError):

@@ -5,7 +5,8 @@ Three shapes serve every feature. `observe`: one event. `intend`: an intent, the
 and a recorded answer carries none.
 
 Intents, observations and requests stand in the order the loop made them, so they are matched in order. Completions
-may come in any order, so they are matched by call.
+may come in any order, so they are matched by call. A crossed limit is matched by nothing: it is no request of the loop,
+and work that is recorded behind one was let through.
 """
 
 from collections.abc import Sequence
@@ -52,7 +53,6 @@ _IN_ORDER = (
     ev.ToolCallRefused,
     ev.Suspended,
     ev.SleepStarted,
-    ev.BudgetExceeded,
     ev.ProposalReceived,
     *ev.TERMINAL,
 )

@@ -96,7 +96,8 @@ class Transcript:
 
     def digest(self, key: bytes) -> str:
         """The rolling digest of all entries under the run's key; only entries not hashed before are read."""
-        for entry in islice(self._entries, self._hashed, None):
+        # A slice, not `islice`: that would step over every entry hashed before, and n turns would take O(n^2) steps.
+        for entry in self._entries[self._hashed :]:
             form = canonical(entry)
             self._bytes += len(form)
             self._digest = keyed_digest(key, self._digest.encode("ascii") + form)

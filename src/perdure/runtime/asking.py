@@ -51,7 +51,7 @@ class Asking:
                 pass
             case Replayed(failed):
                 assert isinstance(failed, ev.ModelCallFailed)
-                raise ModelError(failed.reason, failed.message, where=f"call {call}", retryable=failed.retryable)
+                raise _error_of(failed)
             case Live(permit):
                 turn = await self._live(permit, asked, request)
         transcript.append(TurnEntry(call, turn))
@@ -140,7 +140,12 @@ class Asking:
         usage = getattr(error, "usage", None)
         failed = ev.ModelCallFailed(permit.call, error.kind, str(error)[:2000], error.retryable, usage)
         self._drive.record(permit, failed)
-        raise error
+        raise _error_of(failed) from error
+
+
+def _error_of(failed: ev.ModelCallFailed) -> ModelError:
+    """The error a loop sees: drawn from the record alone, so that it is the same on replay."""
+    return ModelError(failed.reason, failed.message, where=f"call {failed.call}", retryable=failed.retryable)
 
 
 def _may_pass(error: ModelError) -> bool:

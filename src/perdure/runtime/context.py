@@ -24,7 +24,7 @@ from perdure.contracts.agents import AgentSpec
 from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.messages import AssistantTurn, Effect, Observation, ToolCall
 from perdure.contracts.values import to_json
-from perdure.errors import CallFailedError, ConcurrentUseError, ConfigurationError
+from perdure.errors import ConcurrentUseError, ConfigurationError, RefusedError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Replayed
 from perdure.journal.transcript import ResultsEntry, Transcript, UserEntry
@@ -117,11 +117,7 @@ class RunContext:
             kind = _effect(effect, name)
             call = self._next_id()
             key = idempotency_key(self.run_id, call) if kind is Effect.IDEMPOTENT else None
-            work = Work(call, name, arguments, kind, key, _bound(fn, args))
-            answer = await self._dispatch.run_one(work)
-            if isinstance(answer, ev.ToolCallFailed):
-                raise CallFailedError(call, name, answer.message, unknown=answer.reason == "unknown")
-            return answer.output
+            return await self._dispatch.run_one(Work(call, name, arguments, kind, key, _bound(fn, args), inline=True))
 
     async def wait(self, reason: str, *, schema: JsonObject, kind: str = "question") -> JsonValue:
         """Parks until an answer that fits the JSON schema is given, days later or on another machine; returns it.
@@ -218,6 +214,9 @@ class RunContext:
         self._busy = operation
         try:
             yield
+        except RefusedError as error:
+            # A loop that swallows a refusal must not go on as if nothing were wrong.
+            self._drive.refuse(error)
         except asyncio.CancelledError:
             self._drive.check_latch()
             if self._drive.cancel_requested is not None:

@@ -5,6 +5,7 @@ Writes are barriers; only adjacent reads marked parallel overlap. On replay noth
 stands in the journal.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,20 +65,41 @@ class Dispatch:
         self._drive.must_not_have_ended("a batch of tool calls")
         placed = [Placed(id, call, self._verdict(id, call, len(calls))) for id, call in calls]
         placed = self._held_back(placed)
-        await self._accept(placed)
         seen: list[Observation] = []
-        for group in self._groups(placed):
-            stop = self._stop_before(group)
-            if stop is not None:
-                return self._close(placed[len(seen) :], stop)
-            seen.extend(await self._run_group(group))
+        try:
+            await self._accept(placed)
+            for group in self._groups(placed):
+                stop = self._stop_before(group)
+                if stop is not None:
+                    return self._close(placed[len(seen) :], stop)
+                seen.extend(await self._run_group(group))
+        except (asyncio.CancelledError, Parked):
+            self._close_cancelled(placed[len(seen) :])
+            raise
         return tuple(seen)
 
-    async def run_one(self, work: Work) -> ev.ToolCallCompleted | ev.ToolCallFailed:
-        """Runs a call of the loop's own making (`RunContext.do`)."""
+    def _close_cancelled(self, rest: list[Placed]) -> None:
+        """What a cancel kept from being begun gets its one observation, too."""
+        if not self._drive.cancelling or not self._drive.cursor.live:
+            return
+        for one in rest:
+            if isinstance(one.verdict, Refusal):
+                self.refuse(one.id, one.call.name, one.verdict)
+            elif one.id not in self._settling.met:
+                self.refuse(one.id, one.call.name, Refusal("not_dispatched", texts.CANCELLED_BEFORE))
+
+    async def run_one(self, work: Work) -> JsonValue:
+        """Runs a call of the loop's own making (`RunContext.do`).
+
+        Raises:
+            CallFailedError: it failed, or its outcome is unknown.
+        """
         self._drive.must_not_have_ended(f"a call of {work.tool}")
         await gates.reserve(self._drive, work.call, gates.Need(tool_calls=1))
-        return (await self._settling.settle((work,)))[0]
+        answer = (await self._settling.settle((work,)))[0]
+        if isinstance(answer, ev.ToolCallFailed):
+            raise CallFailedError(work.call, work.tool, answer.message, unknown=answer.reason == "unknown")
+        return (await self._settling.observation(work, answer)).output
 
     # Checking
 

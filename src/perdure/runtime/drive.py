@@ -96,6 +96,11 @@ class Drive:
         if self.latch is not None:
             raise self.latch
 
+    @property
+    def cancelling(self) -> bool:
+        """Whether the run is being cancelled and this driver may still record so."""
+        return self.cancel_requested is not None and not isinstance(self.latch, RefusedError)
+
     def safe_point(self) -> None:
         """Where a drive may stop in good order: directly before something new is begun."""
         if self.cancel_requested is not None:

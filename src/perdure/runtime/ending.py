@@ -75,7 +75,9 @@ def _end_by_error(drive: Drive, error: BaseException) -> None:
     if isinstance(error, RefusedError):
         drive.latch = error
     elif isinstance(error, asyncio.CancelledError):
-        raise error
+        if drive.cancel_requested is None:
+            raise error
+        drive.latch = Parked(CANCELLED, {})  # the loop was waiting for something of its own
     elif isinstance(error, ModelError):
         _end(drive, "failed", "model_error", f"The model could not be asked: {error}")
     else:

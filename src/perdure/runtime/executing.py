@@ -31,6 +31,8 @@ class Work:
     bound: BoundCall
     timeout_s: float | None = None
     retries: int = 0
+    inline: bool = False
+    """The value goes to the loop and not to the model, so it is recorded whole however large it is."""
 
 
 @dataclass(frozen=True, slots=True)

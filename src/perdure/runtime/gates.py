@@ -6,11 +6,12 @@ On replay nothing is judged again: recorded work that follows was let through th
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NoReturn
 
 from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.limits import Crossing
 from perdure.journal import events as ev
-from perdure.journal.cursor import Live, Replayed
+from perdure.journal.cursor import Live, Permit, Replayed
 from perdure.runtime.drive import Drive
 from perdure.runtime.guards import LONG_WAIT_NS
 
@@ -41,16 +42,8 @@ async def reserve(
     Under `park` a crossing is recorded and the run parks until `limit` raises the total; under `finish` the run ends, and
     `before_finish` is called with the limit's name so that what was held back can be closed.
     """
-    while True:
-        recorded = drive.cursor.peek()
-        if isinstance(recorded, ev.BudgetExceeded):
-            drive.cursor.observe(recorded)
-            continue
-        if not drive.cursor.live:
-            return
-        crossing = first_crossing(drive, need)
-        if crossing is None:
-            return
+    crossing = first_crossing(drive, need) if drive.cursor.live else None
+    if crossing is not None:
         await _cross(drive, call, crossing, before_finish)
 
 
@@ -86,7 +79,7 @@ def first_crossing(drive: Drive, need: Need) -> Crossing | None:
 
 async def _cross(
     drive: Drive, call: str, crossing: Crossing, before_finish: Callable[[str], None] | None
-) -> None:
+) -> NoReturn:
     if drive.spec.policy.on_exhausted == "finish":
         over = f"The limit {crossing.limit} ({crossing.max}) was reached: {crossing.used} used, {crossing.need} more needed."
         if before_finish is not None:
@@ -94,9 +87,7 @@ async def _cross(
         drive.finish(*end_of(crossing.limit), over)
     if drive.state.exceeded is None:
         event = ev.BudgetExceeded(call, crossing.limit, crossing.max, crossing.used, crossing.need)
-        answer = drive.cursor.observe(event)
-        assert isinstance(answer, Live)  # judged only where nothing is recorded
-        drive.record(answer.permit, event)
+        drive.record(Permit(call), event)
         await drive.durable()
     drive.park(
         "budget_exceeded", limit=crossing.limit, max=crossing.max, used=crossing.used, need=crossing.need, call=call

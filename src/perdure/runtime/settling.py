@@ -35,37 +35,52 @@ class Settling:
 
     def __init__(self, drive: Drive) -> None:
         self._drive = drive
+        self.met: set[str] = set()
+        """Calls with a recorded intent."""
 
     async def settle(self, works: Sequence[Work]) -> list[Answer]:
         """Ends every call of a group; more than one only for parallel reads. Answers in the order of the calls."""
         answers: dict[str, Answer] = {}
-        live: list[tuple[Work, Permit, int]] = []
+        open_calls: list[tuple[Work, Permit]] = []
+        # All that is recorded first: what is begun again below is judged by limits, and only what is live is judged.
         for work in works:
             match self._drive.cursor.intend(_intent(work)):
                 case Replayed(answer):
                     answers[work.call] = answer
+                    self.met.add(work.call)
                 case Live(permit):
-                    found = await self._begin(work, permit)
-                    if isinstance(found, int):
-                        live.append((work, permit, found))
-                    else:
-                        answers[work.call] = found
-        if live:
-            await self._drive.dispatchable()
-            for answer in await self._dispatch(live):
-                answers[answer.call] = answer
+                    open_calls.append((work, permit))
+                    if permit.intended:
+                        self.met.add(work.call)
+        if self._drive.spec.policy.resume_mode == "conservative":
+            self._close_in_flight([(work, permit) for work, permit in open_calls if permit.intended])
+        live: list[tuple[Work, Permit]] = []
+        try:
+            for work, permit in open_calls:
+                known = await self._begin(work, permit)
+                if known is None:
+                    live.append((work, permit))
+                else:
+                    answers[work.call] = known
+            if live:
+                await self._drive.dispatchable()
+        except (asyncio.CancelledError, Parked):
+            for work, permit in live:
+                self._cancelled(work, permit, begun=permit.intended)
+            raise
+        for answer in await self._dispatch(live, alone=len(works) == 1):
+            answers[answer.call] = answer
         return [answers[work.call] for work in works]
 
-    async def _begin(self, work: Work, permit: Permit) -> int | Answer:
-        """Records the intent, or decides what becomes of one that was left open. An int is the attempt to make."""
+    async def _begin(self, work: Work, permit: Permit) -> Answer | None:
+        """Records the intent, or decides what becomes of one that was left open. None: it is to be dispatched."""
         drive = self._drive
         if not permit.intended:
             drive.safe_point()
             drive.record(permit, _intent(work))
-            return 1
+            self.met.add(work.call)
+            return None
         found = drive.state.open[work.call]
-        if drive.spec.policy.resume_mode == "conservative":
-            return self._close_in_flight(work, permit)
         resolved = found.resolution
         if resolved is not None and resolved.verdict != "did_not_happen":
             return self._resolved(work, permit, resolved)
@@ -74,29 +89,34 @@ class Settling:
         await gates.reserve(drive, work.call, gates.Need(tool_calls=1))
         drive.safe_point()
         drive.record(permit, ev.AttemptStarted(work.call, found.attempt + 1, "recovery"))
-        return found.attempt
+        return None
 
     def _resolved(self, work: Work, permit: Permit, resolved: ev.EffectResolved) -> Answer:
         if resolved.verdict == "happened":
             return self._completed(work, permit, resolved.result)
         return self._failed(work, permit, Failed("handler", resolved.text or "a person recorded that it failed"))
 
-    def _close_in_flight(self, work: Work, permit: Permit) -> Answer:
-        failed = self._failed(work, permit, Failed("interrupted", "the run stopped while this call was in flight"))
-        if work.effect is Effect.READ:
-            self._drive.finish("interrupted", "interrupted", f"The run stopped inside call {work.call} ({work.tool}).")
-        self._drive.finish(
-            "indeterminate",
-            "effect_indeterminate",
-            f"The run stopped inside call {work.call} ({work.tool}), which may have taken effect.",
-        )
-        return failed
+    def _close_in_flight(self, dangling: Sequence[tuple[Work, Permit]]) -> None:
+        """In conservative mode nothing is started again: what was in flight is closed, and the run ends."""
+        unsettled = [(work, permit) for work, permit in dangling if self._in_flight(work)]
+        for work, permit in unsettled:
+            self._failed(work, permit, Failed("interrupted", "the run stopped while this call was in flight"))
+        for work, _ in unsettled:
+            stopped = f"The run stopped inside call {work.call} ({work.tool})"
+            if work.effect is Effect.READ:
+                self._drive.finish("interrupted", "interrupted", f"{stopped}.")
+            self._drive.finish("indeterminate", "effect_indeterminate", f"{stopped}, which may have taken effect.")
 
-    async def _dispatch(self, live: Sequence[tuple[Work, Permit, int]]) -> list[Answer]:
+    def _in_flight(self, work: Work) -> bool:
+        """Whether it is still open what became of a call; not so where a person has said that it happened or failed."""
+        resolved = self._drive.state.open[work.call].resolution
+        return resolved is None or resolved.verdict == "did_not_happen"
+
+    async def _dispatch(self, live: Sequence[tuple[Work, Permit]], *, alone: bool) -> list[Answer]:
         if len(live) == 1:
-            return [await self._run(*live[0], alone=True)]
+            return [await self._run(*live[0], alone=alone)]
         # Every call of the group ends before anything is raised: parking lets calls in flight settle.
-        tasks = [asyncio.ensure_future(self._run(*one, alone=False)) for one in live]
+        tasks = [asyncio.ensure_future(self._run(*one, alone=alone)) for one in live]
         try:
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         except asyncio.CancelledError:
@@ -107,40 +127,47 @@ class Settling:
                 raise one
         return [one for one in ended if not isinstance(one, BaseException)]
 
-    async def _run(self, work: Work, permit: Permit, before: int, alone: bool) -> Answer:
+    async def _run(self, work: Work, permit: Permit, *, alone: bool) -> Answer:
         """Attempts until it ends; a completion is queued the moment it is there."""
+        try:
+            return await self._record(work, permit, await self._attempts(work, permit), alone)
+        except asyncio.CancelledError:
+            self._cancelled(work, permit, begun=True)
+            raise
+
+    async def _attempts(self, work: Work, permit: Permit) -> Result:
         drive = self._drive
         number = drive.state.open[work.call].attempt
         retries = work.retries if work.effect is not Effect.WRITE else 0
         while True:
-            try:
-                result = await attempt(drive, work, number)
-            except asyncio.CancelledError:
-                self._cancelled(work, permit)
-                raise
-            if not (isinstance(result, Failed) and result.again and retries > 0 and self._may_retry(alone)):
-                return await self._record(work, permit, result, alone)
+            result = await attempt(drive, work, number)
+            if not (isinstance(result, Failed) and result.again and retries > 0 and self._may_retry()):
+                return result
             await drive.bindings.clock.sleep(FIRST_RETRY_S * 2 ** (work.retries - retries))
             retries -= 1
             number += 1
             drive.record(permit, ev.AttemptStarted(work.call, number, "retry", result.message[:500]))
             await drive.dispatchable()
 
-    def _may_retry(self, alone: bool) -> bool:
+    def _may_retry(self) -> bool:
         drive = self._drive
         if drive.stop_requested or drive.cancel_requested is not None:
             return False
         # A retry is an extra charge: past a limit the failure stands as it is.
         return gates.first_crossing(drive, gates.Need(tool_calls=1)) is None
 
-    def _cancelled(self, work: Work, permit: Permit) -> None:
-        if self._drive.cancel_requested is None:
+    def _cancelled(self, work: Work, permit: Permit, *, begun: bool) -> None:
+        """Closes a call that a cancel cut off. `begun`: some attempt at it may have reached the outside."""
+        if not self._drive.cancelling:
+            return
+        if not begun:
+            self._failed(work, permit, Failed("interrupted", "the run was cancelled before this call began"))
             return
         unknown = work.effect is not Effect.READ
-        reason = "unknown" if unknown else "interrupted"
         if unknown:
             self._drive.unresolved.append(work.call)
-        self._failed(work, permit, Failed(reason, "the run was cancelled while this call was in flight"))
+        message = "the run was cancelled while this call was in flight"
+        self._failed(work, permit, Failed("unknown" if unknown else "interrupted", message))
 
     async def _record(self, work: Work, permit: Permit, result: Result, alone: bool) -> Answer:
         match result:
@@ -149,24 +176,24 @@ class Settling:
             case Failed():
                 return await self._failed_or_stored(work, permit, result, alone)
             case Waits(suspend):
-                return self._suspended(work, permit, suspend)
+                return self._suspended(work, permit, suspend, alone)
             case Sleeps(until):
                 return self._note(permit, ev.ToolCallCompleted(work.call, sleep_until=until))
 
-    def _suspended(self, work: Work, permit: Permit, suspend: Suspend) -> Answer:
+    def _suspended(self, work: Work, permit: Permit, suspend: Suspend, alone: bool) -> Answer:
         check = self._drive.bindings.check_schema
         try:
             schema = to_json(suspend.schema) if check is None else check(suspend.schema, work.tool)
         except (ConfigurationError, ValueFormError) as error:
             message = f"{work.tool} asked for an answer that nothing could be checked against: {error}"
-            return self._failed(work, permit, Failed("output_form", message))
+            return self._failed(work, permit, Failed("output_form", message), alone)
         wanted = ev.WaitRequest(suspend.reason, suspend.kind, schema)
         return self._note(permit, ev.ToolCallCompleted(work.call, suspend=wanted))
 
     async def _completed_or_stored(self, work: Work, permit: Permit, value: object) -> Answer:
         text = texts.value_text(value)
         store = self._drive.bindings.put_artifact
-        if len(text) <= texts.INLINE_CAP or store is None:
+        if work.inline or len(text) <= texts.INLINE_CAP or store is None:
             return self._completed(work, permit, value)
         digest = await store(canonical(value))
         shown = texts.large_value(text, digest)

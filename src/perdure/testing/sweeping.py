@@ -21,7 +21,8 @@ from perdure.clock import SystemEntropy
 from perdure.contracts.contract import canonical, content_digest
 from perdure.contracts.messages import Effect
 from perdure.contracts.outcomes import Outcome
-from perdure.engine import Engine, Run
+from perdure.engine import Engine
+from perdure.runs import Run
 from perdure.errors import PerdureError
 from perdure.journal import events as ev
 from perdure.journal.envelope import Envelope

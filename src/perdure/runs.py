@@ -1,0 +1,133 @@
+"""A run as its users hold it, and the driving of it by this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from perdure.contracts.outcomes import Outcome
+from perdure.errors import MalformedJournalError
+from perdure.journal import events as ev
+from perdure.journal.envelope import Envelope, check_chain
+from perdure.journal.fold import RunState, fold
+from perdure.journal.render import outcome_of
+from perdure.ports import IndexRow, Lease, Store, StoredRun
+from perdure.runtime.drive import Drive
+
+
+class RunHost(Protocol):
+    """What a handle asks of the engine that gave it."""
+
+    async def read(self, run_id: str, from_seq: int = 0) -> StoredRun:
+        """The stored events from a seq on."""
+
+    async def outcome(self, run_id: str) -> Outcome:
+        """How a run ended, or where it stands."""
+
+    async def cancel(self, run_id: str, reason: str | None = None, *, by: str | None = None) -> None:
+        """Ends the run as cancelled."""
+
+
+class LeasedSink:
+    """The store, for the one run a lease is for."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._store, self.lease = store, lease
+
+    def append(self, envelopes: Sequence[Envelope], index: IndexRow | None) -> "asyncio.Future[None]":
+        """Hands the piece on under the lease."""
+        return self._store.append(self.lease, envelopes, index)
+
+
+class Run:
+    """A handle on one run: leave it and rejoin it at will."""
+
+    def __init__(self, host: RunHost, run_id: str, driving: "Driving | None") -> None:
+        self._host, self._driving = host, driving
+        self.id = run_id
+
+    async def wait(self) -> Outcome:
+        """The outcome once this process stops driving the run: ended, or parked.
+
+        Raises:
+            RefusedError: the drive was refused; the run is as it was.
+        """
+        if self._driving is None:
+            return await self._host.outcome(self.id)
+        await asyncio.shield(self._driving.task)
+        return outcome_of(self._driving.drive.state)
+
+    async def events(self, from_seq: int = 0) -> AsyncIterator[Envelope]:
+        """History from a seq on, then live, until this process stops driving the run. Only what is durable is shown."""
+        while True:
+            driving = self._driving
+            finished = driving is None or driving.task.done()
+            stored = await self._host.read(self.id, from_seq)
+            for envelope in stored.envelopes:
+                yield envelope
+            from_seq += len(stored.envelopes)
+            if finished or driving is None:
+                return
+            if not stored.envelopes:
+                await driving.news()
+
+    async def cancel(self, reason: str | None = None, *, by: str | None = None) -> None:
+        """Ends the run: what is in flight is told to stop, and every call gets one observation."""
+        await self._host.cancel(self.id, reason, by=by)
+
+
+class Driving:
+    """One run this process drives."""
+
+    def __init__(self, drive: Drive, own_model: bool) -> None:
+        self.drive = drive
+        self.own_model = own_model
+        """Whether the client was made for this drive, and so is closed with it."""
+        self.task: asyncio.Task[None]
+        self._news = asyncio.Event()
+
+    def durable(self) -> None:
+        """Something became durable."""
+        self._news.set()
+
+    async def news(self) -> None:
+        """Returns when something became durable, or the drive is over."""
+        waiting = asyncio.ensure_future(self._news.wait())
+        await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        self._news.clear()
+
+    def cancel(self, request: ev.CancelRequested) -> None:
+        """Tells the drive to end the run as cancelled, and stops what runs."""
+        self.drive.cancel_requested = request
+        self.task.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing of this drive counts any more: stop what runs."""
+        if self.drive.latch is None:
+            self.drive.latch = error
+        if not self.task.done():
+            self.task.cancel()
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A stored run whose chain holds, folded."""
+
+    state: RunState
+    events: list[ev.Event]
+    head: bytes
+    key: bytes
+
+
+def prove(stored: StoredRun) -> Proven:
+    """The run, once its chain holds and its events follow each other.
+
+    Raises:
+        MalformedJournalError: they do not, or there are none.
+    """
+    head = check_chain(stored.run_id, stored.envelopes)
+    state, events = fold(stored.run_id, stored.envelopes)
+    if not events:
+        raise MalformedJournalError(stored.run_id, None, None, "the journal has no head")
+    return Proven(state, events, head, stored.key)

@@ -1,0 +1,193 @@
+"""answer, resolve, limit, cancel and abandon, as processes: they record and return, or are refused with the journal as it was."""
+
+import json
+
+import pytest
+from tests.cli.shell import Shell
+
+YES = '{"yes": true}'
+
+
+def suspended(shell: Shell) -> str:
+    """A run that waits for an answer; its journal."""
+    shell("run", "asking.toml", "--input", "go", "--run-id", "R", check=3)
+    return shell.history("R")
+
+
+def test_a_run_that_waits_says_for_what_and_which_command_settles_it(shell: Shell) -> None:
+    """S-012, O15."""
+    result = shell("run", "asking.toml", "--input", "go", "--run-id", "R", check=3)
+    assert "run R parked: suspended" in result.out
+    assert "waits for: an answer at 1.0 (question): Publish?" in result.out
+    assert "next: perdure answer R 1.0 JSON --resume" in result.out
+    park = shell("show", "R", "--json", check=0).record["park"]
+    assert (park["kind"], park["call"], park["detail"]["kind"]) == ("suspended", "1.0", "question")
+
+
+def test_an_answer_is_recorded_with_who_gave_it_and_drives_nothing(shell: Shell) -> None:
+    """O15."""
+    suspended(shell)
+    shell("answer", "R", "1.0", YES, "--by", "Ada", "--key", "k1", check=0)
+    last = json.loads(shell.history("R").splitlines()[-1])
+    assert last["kind"] == "resumed"
+    assert last["payload"] == {"call": "1.0", "value": {"yes": True}, "by": "Ada", "key": "k1"}
+    assert shell.read("asked") == ["0"]
+    assert shell("resume", "R", check=0).out == "published\n"
+    assert shell.read("asked") == ["0", "1"]
+
+
+def test_with_resume_a_settling_verb_drives_on_and_exits_by_the_outcome(shell: Shell) -> None:
+    """O15."""
+    suspended(shell)
+    result = shell("answer", "R", "1.0", YES, "--resume", "--json", check=0)
+    assert [line["status"] for line in result.lines] == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ('{"yes": tru}', "usage", "line 1, column 9"),
+        ('{"yes": NaN}', "usage", "NaN"),
+        ('{"yes": true, "yes": false}', "usage", "twice"),
+        ('{"yes": 99999999999999999999}', "usage", "$.yes"),
+        ("[" * 5000, "usage", "nested"),
+        ('"\\ud800"', "usage", "surrogate"),
+        ('{"yes": 1}', "invalid_answer", "boolean"),
+        ("-5", "invalid_answer", "object"),
+    ],
+)
+def test_an_answer_that_cannot_be_taken_exits_2_with_the_journal_as_it_was(
+    shell: Shell, text: str, code: str, says: str
+) -> None:
+    """O8."""
+    before = suspended(shell)
+    refused = shell("answer", "R", "1.0", text, "--json", check=2)
+    assert refused.error["code"] == code
+    assert says in refused.error["message"]
+    assert shell.history("R") == before
+
+
+def test_an_answer_nobody_waits_for_exits_2_naming_what_waits(shell: Shell) -> None:
+    before = suspended(shell)
+    refused = shell("answer", "R", "7.0", YES, "--json", check=2)
+    assert refused.error["code"] == "invalid_answer"
+    assert "1.0" in refused.error["next"]
+    assert shell.history("R") == before
+    shell("answer", "R", "1.0", YES, check=0)
+    assert shell("answer", "R", "1.0", YES, "--json", check=2).error["code"] == "invalid_answer"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "effects", "observed"),
+    [
+        (("--happened", '"as a person saw it"'), ["one", "two"], "as a person saw it"),
+        (("--did-not-happen",), ["one", "one", "two"], "booked one"),
+        (("--failed", "the desk was closed"), ["one", "two"], "the desk was closed"),
+    ],
+)
+def test_a_person_settles_a_write_in_doubt(
+    shell: Shell, verdict: tuple[str, ...], effects: list[str], observed: str
+) -> None:
+    """S-064, S-065, H02, D-020."""
+    shell.killed_in_a_booking("R")
+    asked = shell.read("asked")
+    shell("resolve", "R", "1.0", *verdict, "--by", "Ada", check=0)
+    assert (shell.read("asked"), shell.read("effects")) == (asked, ["one"])
+    assert shell("resume", "R", check=0).out == "booked\n"
+    assert shell.read("effects") == effects
+    assert observed in shell.history("R")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (),
+        ("--did-not-happen", "--failed", "x"),
+        ("--happened", "{no json"),
+    ],
+)
+def test_a_verdict_that_is_none_exits_2_with_the_journal_as_it_was(shell: Shell, argv: tuple[str, ...]) -> None:
+    """S-065."""
+    shell.killed_in_a_booking("R")
+    before = shell.history("R")
+    assert shell("resolve", "R", "1.0", *argv, "--json", check=2).error["code"] == "usage"
+    assert shell.history("R") == before
+
+
+def test_where_nothing_is_in_doubt_resolve_is_refused(shell: Shell) -> None:
+    """S-065."""
+    before = suspended(shell)
+    assert shell("resolve", "R", "1.0", "--did-not-happen", "--json", check=2).error["code"] == "invalid_answer"
+    assert shell.history("R") == before
+
+
+def test_a_spent_limit_parks_until_it_is_raised(shell: Shell) -> None:
+    """S-031, S-032, S-033, C3."""
+    shell.write("booking.toml", (shell.folder / "booking.toml").read_text() + "\n[limits]\nmax_model_turns = 1\n")
+    parked = shell("run", "booking.toml", "--input", "go", "--run-id", "R", check=3)
+    assert "a higher max_model_turns: 1 allowed, 1 used, 1 more needed" in parked.out
+    assert "next: perdure limit R max_model_turns=2 --resume" in parked.out
+    park = shell("show", "R", "--json", check=0).record["park"]
+    assert park["detail"] == {"limit": "max_model_turns", "max": 1, "used": 1, "need": 1}
+    assert shell("resume", "R", check=3).out == parked.out
+    shell("limit", "R", "max_model_turns=2", "--resume", check=3)
+    assert shell("limit", "R", "max_model_turns=+1", "--by", "Ada", "--resume", check=0).out == "booked\n"
+    assert shell.read("effects") == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("max_turns=5",),
+        ("max_model_turns=0",),
+        ("max_model_turns=many",),
+        ("max_model_turns",),
+        ("max_model_turns=5", "max_model_turns=6"),
+        ("by=5",),
+        ("run_id=5",),
+        (),
+    ],
+)
+def test_a_limit_that_is_none_exits_2_with_the_journal_as_it_was(shell: Shell, argv: tuple[str, ...]) -> None:
+    """S-036."""
+    before = suspended(shell)
+    assert shell("limit", "R", *argv, "--json", check=2).error["code"] == "usage"
+    assert shell.history("R") == before
+
+
+def test_cancel_ends_a_run_with_its_reason_and_a_write_in_doubt_named(shell: Shell) -> None:
+    """O13."""
+    shell.killed_in_a_booking("R")
+    shell("cancel", "R", "--reason", "no longer wanted", "--by", "Ada", check=0)
+    shown = shell("show", "R", "--json", check=0).record
+    assert (shown["status"], shown["outcome"]) == ("cancelled", "cancelled")
+    assert "no longer wanted" in shown["answer"]
+    assert "1.0" in shown["answer"]
+    assert "cancelled" in shell("resume", "R", check=1).out
+
+
+def test_abandon_ends_a_run_that_waits_and_claims_no_answer(shell: Shell) -> None:
+    """S-066."""
+    shell.killed_in_a_booking("R")
+    record = shell("abandon", "R", "--by", "Ada", "--json", check=0).record
+    assert (record["status"], record["terminal_reason"], record["output"]) == ("abandoned", "abandoned", None)
+    assert "1.0" in record["answer"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("cancel", "R"),
+        ("abandon", "R"),
+        ("answer", "R", "1.0", YES),
+        ("limit", "R", "max_model_turns=9"),
+        ("resolve", "R", "1.0", "--did-not-happen"),
+    ],
+)
+def test_nothing_is_recorded_after_the_end(shell: Shell, argv: tuple[str, ...]) -> None:
+    """S-070."""
+    shell("run", "adding.toml", "--input", "x", "--run-id", "R", check=0)
+    before = shell.history("R")
+    refused = shell(*argv, "--json", check=2)
+    assert "ended already" in refused.error["found"]
+    assert shell.history("R") == before

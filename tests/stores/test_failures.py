@@ -1,0 +1,128 @@
+"""Disks that are full, broken or read-only, and locks that do not clear."""
+
+import asyncio
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import apsw
+import pytest
+
+from perdure.errors import StoreError
+from perdure.journal.envelope import check_chain
+from perdure.stores.sqlite import SqliteStore
+from perdure.testing.conformance import begun, read
+
+
+class OpenStore(Protocol):
+    async def __call__(self, clock: object = None, lease_seconds: float = 10.0, **options: bool) -> SqliteStore: ...
+
+
+class Start(Protocol):
+    def __call__(self, *arguments: object) -> "subprocess.Popen[str]": ...
+
+
+def spoken(process: "subprocess.Popen[str]") -> list[str]:
+    output, _ = process.communicate(timeout=60)
+    return output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (("limited-files",), "reading or writing the file failed"),
+        (("failing-disk", "write", "FullError", 40), "the disk is full"),
+        (("failing-disk", "sync", "IOError", 25), "reading or writing the file failed"),
+    ],
+    ids=["file size limit", "full at a write", "error at a sync"],
+)
+async def test_a_disk_that_fails_stops_the_store_and_loses_nothing_that_was_confirmed(
+    open_store: OpenStore, start: Start, path: Path, program: tuple[object, ...], says: str
+) -> None:
+    """O1, O17."""
+    process = start(program[0], path, *program[1:])
+    failed, later = spoken(process)
+    confirmed, code, message = failed.split(" ", 2)
+    assert (code, later) == ("store_error", "later: store_error")
+    assert says in message
+    assert str(path) in message
+    # The failed process is gone or not: others go on at once.
+    store = await open_store()
+    journal = (await read(store, "full")).envelopes
+    check_chain("full", journal)
+    assert int(confirmed) <= len(journal) <= int(confirmed) + 20
+    lease = await store.acquire("full")
+    await store.release(lease)
+    assert (await read(store, "before")).envelopes
+
+
+async def test_a_failed_commit_frees_the_lock_for_another_process_while_the_first_still_lives(
+    open_store: OpenStore, start: Start, path: Path
+) -> None:
+    """H08. The other process is this one; the failing one waits for its next line after it failed."""
+    process = start("failing-disk-and-wait", path)
+    assert process.stdout is not None
+    assert "store_error" in process.stdout.readline()
+    began = time.monotonic()
+    await begun(await open_store(), "other")
+    assert time.monotonic() - began < 2
+    assert process.poll() is None
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """A directory that another user can read."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.parametrize("locked", ["file", "directory"])
+async def test_a_store_that_cannot_be_written_says_so(start: Start, public_directory: Path, locked: str) -> None:
+    path = public_directory / "store.db"
+    assert start("drive", path, "before", 3).wait(timeout=30) == 0
+    path.chmod(0o444)
+    path.with_name("store.db.drivers").chmod(0o755)
+    public_directory.chmod(0o777 if locked == "file" else 0o555)
+    writing, reading = spoken(start("read-only", path))
+    assert writing.startswith("store_error ")
+    assert "read-only" in writing
+    if locked == "file":
+        assert reading == "opened 7"
+
+
+@pytest.mark.slow
+async def test_a_lock_that_does_not_clear_is_an_error_within_bounds_and_the_store_goes_on_afterwards(
+    open_store: OpenStore, path: Path
+) -> None:
+    """H08."""
+    store = await open_store()
+    chain, lease = await begun(store)
+    other = apsw.Connection(str(path))
+    other.execute("begin immediate")
+    began = time.monotonic()
+    piece = chain.next()
+    with pytest.raises(StoreError, match="locked"):
+        await store.append(lease, piece, None)
+    assert 9 < time.monotonic() - began < 15
+    other.execute("rollback")
+    other.close()
+    await store.append(lease, piece, None)
+    assert (await read(store, "run-1")).envelopes == tuple(chain.sealed)
+
+
+async def test_a_lock_that_clears_in_time_is_waited_for(open_store: OpenStore, path: Path) -> None:
+    """H08."""
+    store = await open_store()
+    chain, lease = await begun(store)
+    other = apsw.Connection(str(path))
+    other.execute("begin immediate")
+    waiting = store.append(lease, chain.next(), None)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.5)
+    other.execute("rollback")
+    other.close()
+    await asyncio.wait_for(waiting, 2)
