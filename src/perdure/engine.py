@@ -254,6 +254,7 @@ class Engine:
         return None if observer is None else lambda call, event: observer(run_id, call, event)
 
     async def _to_the_end(self, driving: Driving, agent: Agent, lease: Lease) -> None:
+        driving.begun = True
         try:
             await run_loop(driving.drive, agent.loop_function, driving.drive.state.started.input)
         finally:

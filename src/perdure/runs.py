@@ -84,6 +84,8 @@ class Driving:
         self.own_model = own_model
         """Whether the client was made for this drive, and so is closed with it."""
         self.task: asyncio.Task[None]
+        self.begun = False
+        """Whether the task has taken its first step."""
         self._news = asyncio.Event()
 
     def durable(self) -> None:
@@ -98,15 +100,21 @@ class Driving:
         self._news.clear()
 
     def cancel(self, request: ev.CancelRequested) -> None:
-        """Tells the drive to end the run as cancelled, and stops what runs."""
-        self.drive.cancel_requested = request
-        self.task.cancel()
+        """Tells the drive to end the run as cancelled, and stops what runs. Said twice, the first time counts."""
+        if self.drive.cancel_requested is None:
+            self.drive.cancel_requested = request
+            self._stop()
 
     def fail(self, error: BaseException) -> None:
         """Nothing of this drive counts any more: stop what runs."""
         if self.drive.latch is None:
             self.drive.latch = error
-        if not self.task.done():
+        self._stop()
+
+    def _stop(self) -> None:
+        # A task that is cancelled before its first step never runs, and would neither record the end nor give the lease
+        # back; one that has not begun meets the request at its first safe point.
+        if self.begun and not self.task.done():
             self.task.cancel()
 
 

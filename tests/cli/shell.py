@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ adding = scripted(calls(("add", {"a": 1, "b": 2})), text("three"))
 booking = scripted(calls(("book", {"what": "one"})), calls(("book", {"what": "two"})), text("booked"))
 asking = scripted(calls(("ask", {"question": "Publish?"})), text("published"))
 napping = scripted(calls(("nap", {})), text("rested"))
+counting = scripted(*[calls(("add", {"a": number, "b": 1})) for number in range(100)], text("counted"))
 empty = scripted(*[text("")] * 9)
 steering = scripted(text("\\x1b[31mred\\x1b[0m\\x07 \\x9b2J \\u202eright\\nsecond line"))
 '''
@@ -86,9 +88,19 @@ AGENT = """
 name = "{name}"
 model = "my_models:{name}"
 tools = ["my_tools:{tool}"]
+[limits]
+max_model_turns = 120
 """
 
-AGENTS = {"adding": "add", "booking": "book", "asking": "ask", "napping": "nap", "empty": "add", "steering": "add"}
+AGENTS = {
+    "counting": "add",
+    "adding": "add",
+    "booking": "book",
+    "asking": "ask",
+    "napping": "nap",
+    "empty": "add",
+    "steering": "add",
+}
 
 _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1
 
@@ -97,6 +109,7 @@ _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1
 class Result:
     """What a command said, and how it ended."""
 
+    argv: tuple[str, ...]
     code: int
     out: str
     err: str
@@ -129,8 +142,8 @@ class Shell:
         (folder / "my_tools.py").write_text(TOOLS)
         for name, tool in AGENTS.items():
             self.write(f"{name}.toml", AGENT.format(name=name, tool=tool))
-        self.environment = {k: v for k, v in os.environ.items() if k not in {"PERDURE_STORE", "COLUMNS", "FORCE_COLOR"}}
-        self.environment["PYTHONUNBUFFERED"] = ""
+        unwanted = {"PERDURE_STORE", "COLUMNS", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE"}
+        self.environment = {name: value for name, value in os.environ.items() if name not in unwanted}
 
     def write(self, name: str, text: str) -> Path:
         """A file in the folder."""
@@ -143,9 +156,18 @@ class Shell:
         path = self.folder / name
         return path.read_text().splitlines() if path.exists() else []
 
-    def __call__(self, *argv: str, check: int | None = None, file_modes_hold: bool = False) -> Result:
+    def __call__(
+        self, *argv: str, check: int | None = None, file_modes_hold: bool = False, largest_file: int | None = None
+    ) -> Result:
         """Runs `perdure` to its end; with `check`, that exit code is asserted. `file_modes_hold` makes file modes
-        bind root as well."""
+        bind root as well; no file can grow over `largest_file` bytes."""
+
+        def confine() -> None:
+            if file_modes_hold:
+                _obey_file_modes()
+            if largest_file is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
         done = subprocess.run(
             [sys.executable, "-m", "perdure.cli", *argv],
             cwd=self.folder,
@@ -154,9 +176,9 @@ class Shell:
             capture_output=True,
             timeout=60,
             check=False,
-            preexec_fn=_obey_file_modes if file_modes_hold else None,
+            preexec_fn=confine,
         )
-        result = Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+        result = Result(argv, done.returncode, done.stdout.decode(), done.stderr.decode())
         assert "Traceback" not in result.err, result.err
         assert check is None or result.code == check, result
         return result
@@ -213,7 +235,7 @@ def ended(process: "subprocess.Popen[str]") -> Result:
     out, err = process.communicate(timeout=60)
     assert "Traceback" not in err, err
     code = process.returncode
-    return Result(code if code >= 0 else 128 - code, out, err)
+    return Result(tuple(process.args), code if code >= 0 else 128 - code, out, err)
 
 
 def signalled(process: "subprocess.Popen[str]", number: signal.Signals) -> None:

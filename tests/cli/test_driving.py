@@ -39,6 +39,7 @@ def test_verbose_says_each_event_on_standard_error(shell: Shell) -> None:
     assert told == shell.kinds("R")
 
 
+@pytest.mark.slow
 def test_input_comes_from_text_a_file_or_json(shell: Shell) -> None:
     shell.write("task.txt", "from a file: ä\n")
     shell("run", "adding.toml", "--input", "@task.txt", "--run-id", "file", check=0)
@@ -47,20 +48,23 @@ def test_input_comes_from_text_a_file_or_json(shell: Shell) -> None:
     assert [head["payload"]["input"] for head in heads] == ["from a file: ä\n", {"a": [1, None]}]
 
 
+@pytest.mark.slow
 def test_labels_are_recorded_and_shown(shell: Shell) -> None:
     """S-077."""
     argv = ("run", "adding.toml", "--input", "x", "--label", "team=ops", "--label", "url=a=b", "--json")
     assert shell(*argv, check=0).record["labels"] == {"team": "ops", "url": "a=b"}
 
 
+@pytest.mark.slow
 def test_an_unsuccessful_end_exits_1_and_says_why(shell: Shell) -> None:
     """H14, O13."""
-    shell.write("empty.toml", (shell.folder / "empty.toml").read_text() + '\non_exhausted = "finish"\n')
+    shell.write("empty.toml", 'on_exhausted = "finish"' + (shell.folder / "empty.toml").read_text())
     result = shell("run", "empty.toml", "--input", "x", "--run-id", "R", check=1)
     assert "run R failed (failed, invalid_decision)" in result.out
     assert shell("resume", "R", check=1).out == result.out
 
 
+@pytest.mark.slow
 def test_resuming_a_run_that_ended_prints_its_outcome_and_drives_nothing(shell: Shell) -> None:
     """S-016."""
     shell("run", "adding.toml", "--input", "1 + 2", "--run-id", "R", check=0)
@@ -101,6 +105,7 @@ def test_the_first_signal_parks_in_good_order_and_resume_finishes(shell: Shell, 
     assert shell.read("asked") == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_second_signal_leaves_at_once(shell: Shell) -> None:
     shell.hold()
     process = shell.start("run", "booking.toml", "--input", "go", "--run-id", "R")
@@ -135,6 +140,7 @@ def test_of_two_resumes_one_drives_and_the_other_exits_4_having_asked_nothing(sh
     assert shell.read("asked") == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_two_resumes_at_the_same_moment_ask_each_question_once(shell: Shell) -> None:
     """O17, H08."""
     shell.killed_in_a_booking("R")
@@ -147,12 +153,13 @@ def test_two_resumes_at_the_same_moment_ask_each_question_once(shell: Shell) -> 
     assert shell.read("asked") == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_changed_definition_exits_4_with_nothing_recorded(shell: Shell) -> None:
     """S-071, C17."""
     shell.killed_in_a_booking("R")
     shell("resolve", "R", "1.0", "--happened", '"booked one"', check=0)
     before = shell.history("R")
-    shell.write("booking.toml", (shell.folder / "booking.toml").read_text() + '\ninstructions = "other"\n')
+    shell.write("booking.toml", 'instructions = "other"' + (shell.folder / "booking.toml").read_text())
     refused = shell("resume", "R", "--json", check=4)
     assert refused.error["code"] == "definition_changed"
     assert "instructions" in refused.error["found"]
@@ -160,6 +167,7 @@ def test_a_changed_definition_exits_4_with_nothing_recorded(shell: Shell) -> Non
     assert shell("show", "R", "--json", check=0).record["lease"]["held"] is False
 
 
+@pytest.mark.slow
 def test_another_model_can_finish_a_run(shell: Shell) -> None:
     """C17."""
     shell.killed_in_a_booking("R")
@@ -171,6 +179,7 @@ def test_another_model_can_finish_a_run(shell: Shell) -> None:
     assert "model_bound" in shell.kinds("R")
 
 
+@pytest.mark.slow
 def test_recover_drives_what_is_due_and_leaves_the_rest(shell: Shell) -> None:
     """O17."""
     shell("run", "asking.toml", "--input", "x", "--run-id", "waits", check=3)
@@ -187,6 +196,7 @@ def test_recover_drives_what_is_due_and_leaves_the_rest(shell: Shell) -> None:
     assert shell("show", "waits", "--json", check=0).record["status"] == "parked"
 
 
+@pytest.mark.slow
 def test_recover_wakes_a_run_whose_time_has_come(shell: Shell) -> None:
     """S-012."""
     shell.write("nap", "0.5")
@@ -196,6 +206,7 @@ def test_recover_wakes_a_run_whose_time_has_come(shell: Shell) -> None:
     assert shell("show", "R", "--json", check=0).record["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_recover_exits_with_the_worst_that_happened(shell: Shell) -> None:
     """S-071, O17."""
     shell.killed_in_a_booking("good")
@@ -209,12 +220,28 @@ def test_recover_exits_with_the_worst_that_happened(shell: Shell) -> None:
     shell.let_go()
     for run_id in ("good", "changed"):
         shell("resolve", run_id, "1.0", "--did-not-happen", check=0)
-    shell.write("other.toml", (shell.folder / "other.toml").read_text() + '\ninstructions = "other"\n')
+    shell.write("other.toml", 'instructions = "other"' + (shell.folder / "other.toml").read_text())
     result = shell("recover", "--json", check=4)
     assert [line["run_id"] for line in result.lines] == ["good"]
     assert result.error["code"] == "definition_changed"
 
 
+@pytest.mark.slow
+def test_a_store_that_fills_up_stops_the_run_with_exit_4_and_it_can_be_resumed(shell: Shell) -> None:
+    """O17, H08."""
+    argv = ("run", "counting.toml", "--input", "x", "--run-id", "R", "--json")
+    refused = shell(*argv, check=4, largest_file=1_000_000)
+    assert refused.error["code"] == "store_error"
+    assert "perdure.db" in refused.error["where"]
+    assert 1 < len(shell.read("asked")) < 101
+    assert shell("show", "R", "--json", check=0).record["status"] == "idle"
+    assert shell("resume", "R", check=0).out == "counted\n"
+    # What was under way when the store failed may have been asked twice, and nothing else.
+    assert len(shell.read("asked")) - len(set(shell.read("asked"))) <= 1
+    assert shell("verify", "--json", check=0).record["ok"] is True
+
+
+@pytest.mark.slow
 def test_an_agent_can_be_named_in_python(shell: Shell) -> None:
     shell.write(
         "my_agents.py",
@@ -236,6 +263,7 @@ def test_a_reader_that_leaves_is_no_error(shell: Shell) -> None:
     process.stderr.close()
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_be_written_is_an_error_in_words(shell: Shell) -> None:
     shell("run", "adding.toml", "--input", "1 + 2", "--run-id", "R", check=0)
     with Path("/dev/full").open("w") as full:

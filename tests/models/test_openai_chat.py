@@ -267,6 +267,9 @@ async def test_every_cut_before_the_finish_reason_is_a_fault_and_every_later_one
                 turn = await turn_of(model, asked())
                 assert (turn.content, turn.stop) == (whole.content, whole.stop)
                 assert turn.usage == Usage()
+    async with talking([reply], [wire.CutAfter(bytes=end)], chunk=4) as (server, model):
+        assert (await turn_of(model, asked())).content == whole.content
+        assert len(server.requests) == 1
 
 
 async def test_a_silent_server_is_cut_by_the_idle_limit_and_the_connection_is_given_up() -> None:

@@ -123,6 +123,12 @@ async def write_on_a_failing_disk(path: str, method: str, error: str, after: str
             super().__init__("unix", name, flags)
             self._log = bool(flags[0] & apsw.SQLITE_OPEN_WAL)
 
+        def xLock(self, level: int) -> None:  # noqa: N802
+            try:
+                super().xLock(level)
+            except apsw.IOError:  # of a file open for reading, which SQLite itself passes over
+                raise apsw.BusyError from None
+
         def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
             self._count("write")
             super().xWrite(data, offset)

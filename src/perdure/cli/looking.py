@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perdure.cli import output, reports, tables
-from perdure.errors import MalformedJournalError
 
 if TYPE_CHECKING:
     from perdure.journal.envelope import Envelope
@@ -71,12 +70,9 @@ async def verify_store(store: str, run_id: str | None, *, head: str | None, as_j
 
 
 def _fold_problem(envelopes: "Sequence[Envelope]") -> "tuple[str | None, IndexRow]":
+    """What the list of runs must say of a journal. One that cannot be folded raises, and is named by the proof."""
     from perdure.journal.fold import fold
-    from perdure.ports import IndexRow
     from perdure.runtime.journaling import index_row
 
-    try:
-        state, _ = fold(envelopes[0].run_id, envelopes)
-    except MalformedJournalError as error:
-        return error.problem, IndexRow("", "", None, None, None)
+    state, _ = fold(envelopes[0].run_id, envelopes)
     return None, index_row(state)

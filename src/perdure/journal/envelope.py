@@ -47,7 +47,14 @@ def commitment_of(salt: bytes, payload: bytes) -> bytes:
 
 
 def digest_of(
-    previous: bytes, run_id: str, seq: int, kind: str, recorded_at: int, active_ns: int, schema_version: int, commitment: bytes
+    previous: bytes,
+    run_id: str,
+    seq: int,
+    kind: str,
+    recorded_at: int,
+    active_ns: int,
+    schema_version: int,
+    commitment: bytes,
 ) -> bytes:
     """The chain's next link: 32 bytes."""
     framed = canonical([run_id, seq, kind, recorded_at, active_ns, schema_version, commitment.hex()])
@@ -94,7 +101,14 @@ def chain_problem(previous: bytes, run_id: str, expected_seq: int, event: Envelo
         if commitment_of(event.salt, event.payload) != event.commitment:
             return "the payload does not match its commitment"
     digest = digest_of(
-        previous, run_id, event.seq, event.kind, event.recorded_at, event.active_ns, event.schema_version, event.commitment
+        previous,
+        run_id,
+        event.seq,
+        event.kind,
+        event.recorded_at,
+        event.active_ns,
+        event.schema_version,
+        event.commitment,
     )
     return None if digest == event.digest else "the digest does not follow from the event before it"
 

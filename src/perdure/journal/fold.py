@@ -100,6 +100,8 @@ class RunState:
         self.spent = Spent()
         self.limits: dict[str, int | None] = {}
         self.open: dict[str, OpenCall] = {}
+        self._asked: set[str] = set()
+        """Every call with an intent, answered or not."""
         self.reserved: set[str] = set()
         """Calls of an accepted batch that have no intent yet."""
         self.waiting: dict[str, ev.Suspended | ev.SleepStarted] = {}
@@ -153,7 +155,7 @@ class RunState:
         call = getattr(event, "call", "")
         if isinstance(event, _COMPLETIONS) and call not in self.open:
             return f"call {call} is answered but not open"
-        if isinstance(event, ev.ModelCallRequested | ev.ToolCallRequested) and call in self.open:
+        if isinstance(event, ev.ModelCallRequested | ev.ToolCallRequested) and call in self._asked:
             return f"call {call} is asked for twice"
         if isinstance(event, ev.Resumed | ev.Woken) and call not in self.waiting:
             return f"nothing waits at {call}"
@@ -208,6 +210,11 @@ class RunState:
             return Park("needs_reconciliation", doubt.call, doubt.since, detail)
         return None
 
+    def ask(self, call: OpenCall) -> None:
+        """Opens a call: its intent is recorded."""
+        self._asked.add(call.call)
+        self.open[call.call] = call
+
     def doubts(self) -> list[OpenCall]:
         """Writes that may have happened and are not settled, by place."""
         return [call for call in self.open.values() if call.in_doubt]
@@ -252,7 +259,7 @@ def _model_requested(state: RunState, event: ev.ModelCallRequested, envelope: En
     state.spent.model_turns += 1
     if event.notice is not None and event.notice.kind != "no_call":
         state.spent.model_repairs += 1
-    state.open[event.call] = OpenCall(event.call, None, 1, envelope.recorded_at)
+    state.ask(OpenCall(event.call, None, 1, envelope.recorded_at))
 
 
 def _model_completed(state: RunState, event: ev.ModelCallCompleted, envelope: Envelope) -> None:
@@ -278,9 +285,7 @@ def _batch_accepted(state: RunState, event: ev.BatchAccepted, envelope: Envelope
 def _tool_requested(state: RunState, event: ev.ToolCallRequested, envelope: Envelope) -> None:
     state.reserved.discard(event.call)
     state.spent.tool_calls += 1
-    state.open[event.call] = OpenCall(
-        event.call, event.tool, 1, envelope.recorded_at, event.arguments, event.effect, event.key
-    )
+    state.ask(OpenCall(event.call, event.tool, 1, envelope.recorded_at, event.arguments, event.effect, event.key))
 
 
 def _attempt_started(state: RunState, event: ev.AttemptStarted, envelope: Envelope) -> None:

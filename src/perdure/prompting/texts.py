@@ -46,6 +46,7 @@ INTERRUPTED = (
     "Interrupted before it had a result. Whether any of it happened is not known; "
     "look at the present state before repeating it."
 )
+CANCELLED_BEFORE = "Not run: the run was cancelled. Nothing of this call happened."
 
 
 def value_text(value: JsonValue) -> str:

@@ -156,7 +156,9 @@ class RunContext:
         """The wall clock (UTC), read once and replayed."""
         with self._one_caller("now"):
             call, clock = self._next_id(), self._drive.bindings.clock
-            return gates.from_ns(self._observe(ev.NowObserved(call, 0), lambda: ev.NowObserved(call, clock.now_ns())).now_ns)
+            return gates.from_ns(
+                self._observe(ev.NowObserved(call, 0), lambda: ev.NowObserved(call, clock.now_ns())).now_ns
+            )
 
     async def entropy(self) -> int:
         """64 random bits (0 to 2**64-1), drawn once and replayed."""
@@ -266,7 +268,9 @@ def _effect(effect: str | Effect, name: str) -> Effect:
         return Effect(effect)
     except ValueError:
         known = ", ".join(Effect)
-        raise ConfigurationError(f"unknown effect {effect!r}", where=f"do({name!r})", next=f"use one of: {known}") from None
+        raise ConfigurationError(
+            f"unknown effect {effect!r}", where=f"do({name!r})", next=f"use one of: {known}"
+        ) from None
 
 
 def _bound(fn: Callable[..., object], args: Sequence[object]) -> Callable[[CallContext], Awaitable[object]]:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from perdure.calls import CallContext
 from perdure.contracts.agents import ANSWER_TOOL
-from perdure.contracts.contract import content_digest
+from perdure.contracts.contract import JsonValue, content_digest
 from perdure.contracts.messages import (
     Effect,
     Observation,
     ObservationStatus,
     ToolCall,
 )
+from perdure.errors import CallFailedError, Parked
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Replayed
 from perdure.ports import BoundCall, InvalidArgumentsError, Tool
@@ -157,16 +158,20 @@ class Dispatch:
     async def _accept(self, placed: list[Placed]) -> None:
         """Reserves limits and order for the whole batch. A batch of one sound call needs no event: its intent says it."""
         drive = self._drive
+        recorded = drive.cursor.peek()
+        if isinstance(recorded, ev.BatchAccepted) and {one.id for one in placed}.issuperset(recorded.calls):
+            # What was accepted stands: calls of it may have been closed since, so it is not compared with what would
+            # run now.
+            drive.cursor.observe(recorded)
+            return
         running = tuple(one.id for one in placed if isinstance(one.verdict, Work))
         repair = any(_is_bad(one.verdict) for one in placed)
         if not running and not repair:
             return
         need = gates.Need(tool_calls=len(running), repairs=int(repair))
         await gates.reserve(drive, placed[0].id, need, lambda limit: self._refuse_all(placed, limit))
-        recorded = drive.cursor.peek()
-        # What was accepted stands: a call of it may have been closed later, so it is not compared with what would run now.
-        accepted = recorded if isinstance(recorded, ev.BatchAccepted) else ev.BatchAccepted(running, repair)
-        if accepted is recorded or (drive.cursor.live and (repair or len(running) > 1)):
+        if drive.cursor.live and (repair or len(running) > 1):
+            accepted = ev.BatchAccepted(running, repair)
             match drive.cursor.observe(accepted):
                 case Live(permit):
                     drive.safe_point()
@@ -218,7 +223,9 @@ class Dispatch:
             closed = one.verdict if isinstance(one.verdict, Refusal) else stop
             self.refuse(one.id, one.call.name, closed)
         outcome, reason = _end_of(stop) or ("failed", stop.reason)
-        self._drive.finish(outcome, reason, f"The run was stopped before call {rest[0].id} ({rest[0].call.name}): {stop.text}")
+        self._drive.finish(
+            outcome, reason, f"The run was stopped before call {rest[0].id} ({rest[0].call.name}): {stop.text}"
+        )
 
     async def _run_group(self, group: list[Placed]) -> list[Observation]:
         first = group[0]

@@ -134,4 +134,6 @@ class Drive:
     def must_not_have_ended(self, asked: str) -> None:
         """Nothing can be asked of a run that ended."""
         if self.cursor.live and self.state.end is not None:
-            self.refuse(DivergedError(asked, f"the end of the run ({self.state.end.terminal_reason})", asked, "request"))
+            self.refuse(
+                DivergedError(asked, f"the end of the run ({self.state.end.terminal_reason})", asked, "request")
+            )

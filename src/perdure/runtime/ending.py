@@ -47,7 +47,9 @@ def _end_in_success(drive: Drive, output: object) -> None:
         return _end(drive, "failed", LOOP_ERROR, f"The loop returned a value that cannot be stored: {error}")
     problem = _output_problem(drive, value)
     if problem is not None:
-        return _end(drive, "failed", LOOP_ERROR, f"The loop returned a value that does not fit the output schema: {problem}")
+        return _end(
+            drive, "failed", LOOP_ERROR, f"The loop returned a value that does not fit the output schema: {problem}"
+        )
     proposal = ev.ProposalReceived(value)
     try:
         match drive.cursor.observe(proposal):

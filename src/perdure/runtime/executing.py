@@ -137,12 +137,16 @@ def _result(work: Work, value: object) -> Result:
     try:
         return Done(to_json(value))
     except ValueFormError as error:
-        return Failed("output_form", f"{work.tool} ran, but its result cannot be stored: at {error.path}: {error.found}")
+        return Failed(
+            "output_form", f"{work.tool} ran, but its result cannot be stored: at {error.path}: {error.found}"
+        )
 
 
 def _sleeps(work: Work, until: datetime) -> Result:
     if until.utcoffset() is None:
-        return Failed("output_form", f"{work.tool} asked to sleep until {until.isoformat()}, a time without a time zone")
+        return Failed(
+            "output_form", f"{work.tool} asked to sleep until {until.isoformat()}, a time without a time zone"
+        )
     return Sleeps(to_ns(until))
 
 

@@ -34,9 +34,7 @@ class Need:
     repairs: int = 0
 
 
-async def reserve(
-    drive: Drive, call: str, need: Need, before_finish: Callable[[str], None] | None = None
-) -> None:
+async def reserve(drive: Drive, call: str, need: Need, before_finish: Callable[[str], None] | None = None) -> None:
     """Lets work through or stops the run before it. The intents that follow are the reservation: they are counted.
 
     Under `park` a crossing is recorded and the run parks until `limit` raises the total; under `finish` the run ends, and
@@ -63,7 +61,9 @@ def first_crossing(drive: Drive, need: Need) -> Crossing | None:
         limit = limits.get(name)
         if wanted and limit is not None and used + wanted > limit:
             return Crossing(name, limit, used, wanted)
-    tokens = None if spent.input_tokens is None or spent.output_tokens is None else spent.input_tokens + spent.output_tokens
+    tokens = (
+        None if spent.input_tokens is None or spent.output_tokens is None else spent.input_tokens + spent.output_tokens
+    )
     measured = (
         ("max_total_tokens", tokens),
         ("max_cost_microunits", spent.cost),
@@ -77,9 +77,7 @@ def first_crossing(drive: Drive, need: Need) -> Crossing | None:
     return None
 
 
-async def _cross(
-    drive: Drive, call: str, crossing: Crossing, before_finish: Callable[[str], None] | None
-) -> NoReturn:
+async def _cross(drive: Drive, call: str, crossing: Crossing, before_finish: Callable[[str], None] | None) -> NoReturn:
     if drive.spec.policy.on_exhausted == "finish":
         over = f"The limit {crossing.limit} ({crossing.max}) was reached: {crossing.used} used, {crossing.need} more needed."
         if before_finish is not None:

@@ -16,7 +16,7 @@ from perdure.calls import Suspend
 from perdure.contracts.contract import canonical
 from perdure.contracts.messages import Effect, Observation, ObservationStatus
 from perdure.contracts.values import to_json
-from perdure.errors import ConfigurationError, ValueFormError
+from perdure.errors import ConfigurationError, Parked, ValueFormError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Permit, Replayed
 from perdure.prompting import texts

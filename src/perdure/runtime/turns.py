@@ -8,7 +8,6 @@ Refuses to know any provider: identity hints come as the provider sent them, and
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from typing import Any, NoReturn
 
 from perdure.contracts.messages import (
@@ -104,6 +103,8 @@ class TurnAssembler:
     def __init__(self, strict: bool) -> None:
         self._strict = strict
         self._parts: list[list[str] | _OpenCall | OpaquePart] = []
+        self._text: list[str] | None = None
+        """The block of text that is open: the last part, while that is text."""
         self._calls: list[_OpenCall] = []
         self._current: _OpenCall | None = None
         self._text_bytes = 0
@@ -135,7 +136,7 @@ class TurnAssembler:
                 self._close_call(event)
             case OpaqueDelta():
                 self._count_block()
-                self._parts.append(OpaquePart(event.provider, event.data))
+                self._add_part(OpaquePart(event.provider, event.data))
             case UsageReport():
                 self._usage = event.usage
             case TurnDone():
@@ -177,12 +178,16 @@ class TurnAssembler:
         self._text_bytes += size(text)
         if self._text_bytes > MAX_TEXT_BYTES:
             self._fail("too_large", f"the text of the reply is over {MAX_TEXT_BYTES} bytes")
-        last = self._parts[-1] if self._parts else None
-        if isinstance(last, list):
-            last.append(text)
-        else:
+        if self._text is None:
             self._count_block()
-            self._parts.append([text])
+            opened: list[str] = []
+            self._add_part(opened)
+            self._text = opened
+        self._text.append(text)
+
+    def _add_part(self, part: list[str] | _OpenCall | OpaquePart) -> None:
+        self._parts.append(part)
+        self._text = None
 
     def _count_block(self) -> None:
         self._blocks += 1
@@ -255,7 +260,7 @@ class TurnAssembler:
                 self._fail("too_large", f"the {what} of a call is over {MAX_NAME_BYTES} bytes")
         call = _OpenCall(name, index, wire_id)
         self._calls.append(call)
-        self._parts.append(call)
+        self._add_part(call)
         return call
 
     def _close_call(self, event: CallDone) -> None:
@@ -317,15 +322,17 @@ async def assemble(
     assembler = TurnAssembler(strict)
     watch = _Watch(idle_timeout_s, timeout_s)
     try:
-        async with watch, AsyncExitStack() as stack:
-            close = getattr(stream, "aclose", None)
-            if close is not None:
-                stack.push_async_callback(close)
-            async for event in stream:
-                watch.heard()
-                assembler.feed(event)
-                if on_delta is not None:
-                    on_delta(event)
+        async with watch:
+            try:
+                async for event in stream:
+                    watch.last = watch.now()
+                    assembler.feed(event)
+                    if on_delta is not None:
+                        on_delta(event)
+            finally:
+                close = getattr(stream, "aclose", None)
+                if close is not None:
+                    await close()
     except StreamFaultError as fault:
         fault.usage = fault.usage or assembler.usage
         raise
@@ -343,20 +350,18 @@ class _Watch:
         self._idle_s, self._total_s = idle_s, total_s
         self._loop = asyncio.get_running_loop()
         self._limit = asyncio.timeout(None)
-        self.heard()
-        self._end = self._last + total_s
-
-    def heard(self) -> None:
-        """Something came."""
-        self._last = self._loop.time()
+        self.now = self._loop.time
+        self.last = self.now()
+        """When something came: set to `now()` by whoever hears it, once an event, so that it costs no call more."""
+        self._end = self.last + total_s
 
     async def __aenter__(self) -> None:
         await self._limit.__aenter__()
         self._look()
 
     def _look(self) -> None:
-        due = min(self._last + self._idle_s, self._end)
-        if self._loop.time() >= due:
+        due = min(self.last + self._idle_s, self._end)
+        if self.now() >= due:
             self._limit.reschedule(due)
         else:
             self._timer = self._loop.call_at(due, self._look)
@@ -366,7 +371,7 @@ class _Watch:
         try:
             await self._limit.__aexit__(*raised)
         except TimeoutError as error:
-            if self._loop.time() >= self._end:
+            if self.now() >= self._end:
                 kind, found = "timeout", f"the reply took longer than {self._total_s:g} s"
             else:
                 kind, found = "idle", f"the stream was silent for {self._idle_s:g} s"

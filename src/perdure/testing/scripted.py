@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from perdure.errors import ModelError
 from perdure.ports import CallDelta, ModelEvent, TextDelta, TurnDone, UsageReport
@@ -86,27 +86,23 @@ def _refusal(kind: str, retry_after_s: float | None) -> ModelError:
     return ModelError(kind, found, where="scripted:script", retryable=kind in RETRYABLE, retry_after_s=retry_after_s)
 
 
-def _events(reply: Reply, number: int, chunk: int) -> Iterator[ModelEvent]:
-    for piece in _pieces(reply.text, chunk):
-        yield TextDelta(piece)
+def _events(reply: Reply, number: int, chunk: int) -> list[ModelEvent]:
+    events: list[ModelEvent] = [TextDelta(piece) for piece in _pieces(reply.text, chunk)]
     for place, call in enumerate(reply.calls):
         wire_id = f"call_{number}_{place}" if call.wire_id is None else call.wire_id
         whole = call.text
         half = reply.fault == "half_call" and place == len(reply.calls) - 1
-        yield CallDelta(index=place, wire_id=wire_id, name=call.name)
-        for piece in _pieces(whole[: len(whole) // 2] if half else whole, chunk):
-            yield CallDelta(index=place, arguments=piece)
-    if reply.fault is not None:
-        return
-    if reply.usage is not None:
-        yield UsageReport(reply.usage)
-    yield TurnDone(reply.ending, model="scripted")
+        events.append(CallDelta(index=place, wire_id=wire_id, name=call.name))
+        pieces = _pieces(whole[: len(whole) // 2] if half else whole, chunk)
+        events.extend(CallDelta(index=place, arguments=piece) for piece in pieces)
+    if reply.fault is None:
+        if reply.usage is not None:
+            events.append(UsageReport(reply.usage))
+        events.append(TurnDone(reply.ending, model="scripted"))
+    return events
 
 
-def _pieces(words: str, chunk: int) -> Iterator[str]:
+def _pieces(words: str, chunk: int) -> list[str]:
     if chunk <= 0 or len(words) <= chunk:
-        if words:
-            yield words
-        return
-    for start in range(0, len(words), chunk):
-        yield words[start : start + chunk]
+        return [words] if words else []
+    return [words[start : start + chunk] for start in range(0, len(words), chunk)]
