@@ -104,7 +104,7 @@ class Engine:
     def stop(self) -> None:
         """Asks every drive of this process to park at its next safe point. The runs stay resumable."""
         for driving in self._driven.values():
-            driving.drive.stop_requested = True
+            driving.drive.stopping.set()
 
     # Driving
 

@@ -157,7 +157,8 @@ def test_a_read_only_store_is_refused_for_writing_and_can_be_looked_at(shell: Sh
         refused = shell(*argv, "--json", check=4, file_modes_hold=True)
         assert refused.error["code"] == "store_error"
         assert "read-only" in refused.error["found"]
-    assert shell("show", "R", check=0, file_modes_hold=True)
+    for argv in (("list",), ("show", "R"), ("history", "R"), ("verify",)):
+        shell(*argv, check=0, file_modes_hold=True)
     (shell.folder / "perdure.db").chmod(0o600)
     assert (shell.history("R"), shell.read("asked")) == (before, asked)
 

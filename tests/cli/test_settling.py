@@ -5,6 +5,8 @@ import json
 import pytest
 from tests.cli.shell import Shell
 
+pytestmark = pytest.mark.slow
+
 YES = '{"yes": true}'
 
 

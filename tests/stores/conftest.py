@@ -1,16 +1,16 @@
+"""Stores over one file, and processes of their own."""
+
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.stores.shapes import OpenStore, Start
 
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.ports import Clock
 from perdure.stores.sqlite import SqliteStore
-
-OpenStore = Callable[..., Awaitable[SqliteStore]]
-Start = Callable[..., "subprocess.Popen[str]"]
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 

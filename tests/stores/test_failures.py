@@ -6,23 +6,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import apsw
 import pytest
+from tests.stores.shapes import OpenStore, Start
 
 from perdure.errors import StoreError
 from perdure.journal.envelope import check_chain
-from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance import begun, read
-
-
-class OpenStore(Protocol):
-    async def __call__(self, clock: object = None, lease_seconds: float = 10.0, **options: bool) -> SqliteStore: ...
-
-
-class Start(Protocol):
-    def __call__(self, *arguments: object) -> "subprocess.Popen[str]": ...
 
 
 def spoken(process: "subprocess.Popen[str]") -> list[str]:

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Protocol
 
 import apsw
 import pytest
+from tests.stores.shapes import OpenStore, Start
 
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.errors import StoreError, UnknownError
@@ -20,14 +20,6 @@ from perdure.journal.envelope import FIRST_PREVIOUS, Envelope, seal
 from perdure.stores.schema import APPLICATION_ID, EVENT_COLUMNS, MIGRATIONS
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance import KEY, OPEN, begun, read
-
-
-class OpenStore(Protocol):
-    async def __call__(self, clock: object = None, lease_seconds: float = 10.0, **options: bool) -> SqliteStore: ...
-
-
-class Start(Protocol):
-    def __call__(self, *arguments: object) -> "subprocess.Popen[str]": ...
 
 
 def turns(run_id: str, count: int) -> list[list[Envelope]]:
@@ -149,6 +141,7 @@ async def test_reading_a_journal_takes_less_than_four_times_what_fetching_its_ro
     assert min(reading) < 4 * min(fetching)
 
 
+@pytest.mark.slow
 async def test_the_log_does_not_grow_without_bound(open_store: OpenStore, path: Path) -> None:
     store = await open_store()
     chain, lease = await begun(store)

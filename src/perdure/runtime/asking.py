@@ -1,4 +1,5 @@
-"""One model call: reserve, record the intent, stream, record the turn. A broken stream is another attempt at the same call."""
+"""One model call: reserve, record the intent, stream, record the turn. A broken stream is another attempt at the same
+call."""
 
 from typing import NoReturn
 
@@ -129,7 +130,7 @@ class Asking:
     async def _again(self, permit: Permit, error: ModelError, attempt: int) -> None:
         drive = self._drive
         pause = error.retry_after_s if error.retry_after_s is not None else FIRST_RETRY_S * 2 ** (attempt - 1)
-        await drive.bindings.clock.sleep(pause)
+        await drive.pause(pause)
         await gates.reserve(drive, permit.call, gates.Need(model_turns=1))
         drive.safe_point()
         n = drive.state.open[permit.call].attempt + 1
@@ -153,7 +154,8 @@ def _may_pass(error: ModelError) -> bool:
 
 
 def _with_usage(turn: AssistantTurn, request: ModelRequest) -> AssistantTurn:
-    """Fills in what the provider did not report, flagged as an estimate: unknown usage would otherwise escape every limit."""
+    """Fills in what the provider did not report, flagged as an estimate: unknown usage would otherwise escape every
+    limit."""
     usage = turn.usage
     if usage.input_tokens is not None and usage.output_tokens is not None:
         return turn

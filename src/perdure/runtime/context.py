@@ -9,7 +9,8 @@
 | `now`, `entropy`, `patched` | observe | a reading, a draw, a mark |
 | `check_limits` | observe a crossing | park or end |
 
-A context serves one caller at a time. Once the drive is parked or out of its lease, every further call raises the same signal.
+A context serves one caller at a time. Once the drive is parked or out of its lease, every further call raises the
+same signal.
 """
 
 import asyncio
@@ -104,7 +105,8 @@ class RunContext:
     async def do(
         self, name: str, fn: Callable[..., object], *args: object, effect: str | Effect = Effect.READ
     ) -> JsonValue:
-        """Runs a function of the loop's own as a call: recorded, replayed, counted. Arguments and result must have a JSON form.
+        """Runs a function of the loop's own as a call: recorded, replayed, counted. Arguments and result must have a
+        JSON form.
 
         A parameter annotated `CallContext` is filled in.
 
@@ -171,8 +173,8 @@ class RunContext:
             return drawn.value % 2**64
 
     async def patched(self, name: str) -> bool:
-        """Whether this run takes the changed path of the code named so: true for a run that first comes here now, false for
-        one that passed here before the change. Remembered for the run."""
+        """Whether this run takes the changed path of the code named so: true for a run that first comes here now,
+        false for one that passed here before the change. Remembered for the run."""
         with self._one_caller("patched"):
             known = self._patches.get(name)
             if known is None:
@@ -236,7 +238,8 @@ class RunContext:
         return call
 
     def _places_of(self, calls: Sequence[ToolCall]) -> list[int]:
-        """Where each call stands in the turn; one the turn does not hold (or holds answered already) gets a new place."""
+        """Where each call stands in the turn; one the turn does not hold (or holds answered already) gets a new
+        place."""
         free = {id(self._calls[place]): place for place in sorted(self._unanswered, reverse=True)}
         places = []
         for call in calls:
@@ -253,8 +256,8 @@ class RunContext:
             self._current.append(ResultsEntry(ordered))
 
     def _close_unanswered(self) -> None:
-        """A call the loop did not use gets one observation all the same: a request with an unanswered call is refused by
-        every provider."""
+        """A call the loop did not use gets one observation all the same: a request with an unanswered call is refused
+        by every provider."""
         refusal = Refusal("not_dispatched", texts.NOT_ASKED_FOR)
         closed = [
             (place, self._dispatch.refuse(self._id(place), self._calls[place].name, refusal))

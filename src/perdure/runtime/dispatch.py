@@ -1,8 +1,8 @@
-"""A batch of tool calls: all are checked before any starts, each intent is recorded directly before its own dispatch, and
-observations go back in call order.
+"""A batch of tool calls: all are checked before any starts, each intent is recorded directly before its own dispatch,
+and observations go back in call order.
 
-Writes are barriers; only adjacent reads marked parallel overlap. On replay nothing is checked again: what was dispatched or refused
-stands in the journal.
+Writes are barriers; only adjacent reads marked parallel overlap. On replay nothing is checked again: what was
+dispatched or refused stands in the journal.
 """
 
 import asyncio
@@ -156,7 +156,8 @@ class Dispatch:
         ]
 
     async def _accept(self, placed: list[Placed]) -> None:
-        """Reserves limits and order for the whole batch. A batch of one sound call needs no event: its intent says it."""
+        """Reserves limits and order for the whole batch. A batch of one sound call needs no event: its intent says
+        it."""
         drive = self._drive
         recorded = drive.cursor.peek()
         if isinstance(recorded, ev.BatchAccepted) and {one.id for one in placed}.issuperset(recorded.calls):
@@ -270,8 +271,8 @@ class Dispatch:
             self._drive.finish(
                 "partial",
                 "no_progress",
-                f"The run was stopped after call {work.call}: {work.tool} was called {count} times with the same arguments and "
-                "ended the same way each time, and nothing changed in between.",
+                f"The run was stopped after call {work.call}: {work.tool} was called {count} times with the same "
+                "arguments and ended the same way each time, and nothing changed in between.",
             )
         return observation
 

@@ -1,9 +1,10 @@
 """One process's stretch of driving a run: what every room of the runtime shares, and the latch that ends it.
 
-Once latched, every further call on the context raises the same signal, whatever the loop does with it; the engine goes by the
-latch.
+Once latched, every further call on the context raises the same signal, whatever the loop does with it; the engine
+goes by the latch.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -63,8 +64,8 @@ class Drive:
     transcript: Transcript = field(default_factory=Transcript)
     guards: Guards = field(default_factory=Guards)
     latch: BaseException | None = None
-    stop_requested: bool = False
-    """The process was asked to stop: park at the next safe point."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process was asked to stop: park at the next safe point."""
     cancel_requested: ev.CancelRequested | None = None
     unresolved: list[str] = field(default_factory=list)
     """Calls that a cancel cut off and whose effect may have happened."""
@@ -105,8 +106,17 @@ class Drive:
         """Where a drive may stop in good order: directly before something new is begun."""
         if self.cancel_requested is not None:
             self.park(CANCELLED)
-        if self.stop_requested:
+        if self.stopping.is_set():
             self.park(INTERRUPTED)
+
+    async def pause(self, seconds: float) -> None:
+        """Waits on the steady clock, but no longer than until the process is asked to stop."""
+        waits = {asyncio.ensure_future(self.bindings.clock.sleep(seconds)), asyncio.ensure_future(self.stopping.wait())}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
 
     async def durable(self) -> None:
         """Returns when everything recorded is durable."""

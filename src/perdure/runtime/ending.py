@@ -17,6 +17,8 @@ Loop = Callable[[RunContext, str], Awaitable[Any]]
 
 LOOP_ERROR = "loop_error"
 """Terminal reason of a run whose loop raised an error of its own."""
+_END = Permit("end")
+"""An end follows from the latch or the loop, not from a request of the loop's."""
 
 
 async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
@@ -31,7 +33,7 @@ async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
     context.begin(text)
     try:
         output = await loop(context, text)
-    except (Exception, asyncio.CancelledError, BaseExceptionGroup, Parked) as error:
+    except (Exception, asyncio.CancelledError, BaseExceptionGroup, Parked) as error:  # noqa: BLE001 - the latch decides
         if drive.latch is None:
             _end_by_error(drive, error)
     else:
@@ -59,7 +61,7 @@ def _end_in_success(drive: Drive, output: object) -> None:
             case Replayed():
                 pass
         if drive.cursor.live and drive.state.end is None:
-            drive.record(_end_permit(drive), ev.RunCompleted("final", "unverified", value_text(value)))
+            drive.record(_END, ev.RunCompleted("final", "unverified", value_text(value)))
     except RefusedError as error:
         drive.latch = drive.latch or error
     except Parked:
@@ -93,7 +95,7 @@ def _end(drive: Drive, outcome: str, reason: str, answer: str) -> None:
         drive.latch = _diverged(recorded, answer)
         return
     try:
-        drive.record(_end_permit(drive), ev.RunFailed(outcome, reason, answer))
+        drive.record(_END, ev.RunFailed(outcome, reason, answer))
     except RefusedError as error:
         drive.latch = drive.latch or error
 
@@ -131,9 +133,4 @@ def cancelled_answer(request: ev.CancelRequested, unresolved: tuple[str, ...]) -
 
 def _record_end(drive: Drive, event: ev.Event) -> None:
     if drive.state.end is None:
-        drive.journal.queue(_end_permit(drive), event)
-
-
-def _end_permit(drive: Drive) -> Permit:
-    """An end follows from the latch or the loop, not from a request of the loop's; it stands after everything replayed."""
-    return Permit("end")
+        drive.journal.queue(_END, event)

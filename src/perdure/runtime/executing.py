@@ -89,7 +89,7 @@ async def attempt(drive: Drive, work: Work, number: int) -> Result:
         if drive.cancel_requested is not None or (task is not None and task.cancelling()):
             raise
         return Failed("handler", "the tool cancelled itself", again=True)
-    except Exception as error:  # whatever a user's function raises is the call's failure, never the run's
+    except Exception as error:  # noqa: BLE001 - what a user's function raises is the call's failure, never the run's
         return Failed("handler", _described(error), again=True)
 
 
@@ -170,5 +170,5 @@ def _described(error: BaseException) -> str:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error).encode("utf-8", "replace").decode("utf-8")
-    except Exception as broken:  # an error whose own text cannot be made
+    except Exception as broken:  # noqa: BLE001 - an error whose own text cannot be made
         return f"(its text could not be read: {type(broken).__name__})"

@@ -1,4 +1,5 @@
-"""Where a run stops and waits: limits before work, answers, timers. All of them record a request, then park until something lifts it.
+"""Where a run stops and waits: limits before work, answers, timers. All of them record a request, then park until
+something lifts it.
 
 On replay nothing is judged again: recorded work that follows was let through then.
 """
@@ -37,8 +38,8 @@ class Need:
 async def reserve(drive: Drive, call: str, need: Need, before_finish: Callable[[str], None] | None = None) -> None:
     """Lets work through or stops the run before it. The intents that follow are the reservation: they are counted.
 
-    Under `park` a crossing is recorded and the run parks until `limit` raises the total; under `finish` the run ends, and
-    `before_finish` is called with the limit's name so that what was held back can be closed.
+    Under `park` a crossing is recorded and the run parks until `limit` raises the total; under `finish` the run ends,
+    and `before_finish` is called with the limit's name so that what was held back can be closed.
     """
     crossing = first_crossing(drive, need) if drive.cursor.live else None
     if crossing is not None:
@@ -79,7 +80,8 @@ def first_crossing(drive: Drive, need: Need) -> Crossing | None:
 
 async def _cross(drive: Drive, call: str, crossing: Crossing, before_finish: Callable[[str], None] | None) -> NoReturn:
     if drive.spec.policy.on_exhausted == "finish":
-        over = f"The limit {crossing.limit} ({crossing.max}) was reached: {crossing.used} used, {crossing.need} more needed."
+        used = f"{crossing.used} used, {crossing.need} more needed"
+        over = f"The limit {crossing.limit} ({crossing.max}) was reached: {used}."
         if before_finish is not None:
             before_finish(crossing.limit)
         drive.finish(*end_of(crossing.limit), over)
@@ -102,21 +104,21 @@ def end_of(limit: str) -> tuple[str, str]:
 async def wait_for_answer(drive: Drive, call: str, reason: str, kind: str, schema: JsonObject) -> JsonValue:
     """Parks until an answer that fits the schema is recorded; returns it."""
     asked = ev.Suspended(call, reason, kind, schema)
-    match drive.cursor.wait(asked):
-        case Replayed(event):
-            drive.guards.changed()
-            assert isinstance(event, ev.Resumed)
-            return event.value
-        case Live(permit):
-            if not permit.intended:
-                drive.safe_point()
-                drive.record(permit, asked)
-                await drive.durable()
-            drive.park("suspended", call=call, kind=kind, reason=reason, schema=schema)
+    answer = drive.cursor.wait(asked)
+    if isinstance(answer, Replayed):
+        assert isinstance(answer.event, ev.Resumed)
+        drive.guards.changed()
+        return answer.event.value
+    if not answer.permit.intended:
+        drive.safe_point()
+        drive.record(answer.permit, asked)
+        await drive.durable()
+    drive.park("suspended", call=call, kind=kind, reason=reason, schema=schema)
 
 
 async def sleep_until(drive: Drive, call: str, wake_at: int | timedelta) -> int:
-    """Parks until the instant (UTC nanoseconds, or a time from now); returns it. Once it has come the run goes on, once."""
+    """Parks until the instant (UTC nanoseconds, or a time from now); returns it. Once it has come the run goes on,
+    once."""
     recorded = drive.cursor.waiting_request(call)
     asked = recorded if isinstance(recorded, ev.SleepStarted) else _new_sleep(drive, call, wake_at)
     if isinstance(wake_at, int) and asked.wake_at != wake_at:

@@ -1,9 +1,9 @@
 """Guards against a loop that goes nowhere, rebuilt on replay from the calls as they settle, in call order.
 
-Three rules in this order: the third identical write or idempotent call is not dispatched (`repeated_action`); an identical call
-with an identical result n times ends the run (`no_progress`); from the second identical failure in a row on, one counted line
-stands for the text. Counts restart when something changed: another effect settled, a wait or timer of 30 s or more ended, a person
-spoke. So an agent that merely waits is spared.
+Three rules in this order: the third identical write or idempotent call is not dispatched (`repeated_action`); an
+identical call with an identical result n times ends the run (`no_progress`); from the second identical failure in a
+row on, one counted line stands for the text. Counts restart when something changed: another effect settled, a wait or
+timer of 30 s or more ended, a person spoke. So an agent that merely waits is spared.
 """
 
 from dataclasses import dataclass, field

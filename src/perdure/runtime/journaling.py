@@ -1,7 +1,8 @@
-"""The write side of one run: events are sealed in order, gathered, and handed on as pieces that become durable together.
+"""The write side of one run: events are sealed in order, gathered, and handed on as pieces that become durable
+together.
 
-A completion may be queued without waiting: it reaches the sink at the next tick of the event loop at the latest, or together
-with whatever is committed before that. So a turn with one call makes two commits.
+A completion may be queued without waiting: it reaches the sink at the next tick of the event loop at the latest, or
+together with whatever is committed before that. So a turn with one call makes two commits.
 """
 
 import asyncio
@@ -68,8 +69,8 @@ class RunJournal:
         self.on_durable: Callable[[], None] | None = None
 
     def begin_drive(self, *opening: Event) -> None:
-        """Sets the events that open this drive; they are recorded with the first thing the drive records, so a drive that
-        finds it cannot go on leaves the run as it was."""
+        """Sets the events that open this drive; they are recorded with the first thing the drive records, so a drive
+        that finds it cannot go on leaves the run as it was."""
         self._on_first = opening
 
     def active_ns(self) -> int:
@@ -152,7 +153,7 @@ class RunJournal:
         self._index = row
         try:
             self._last = self._sink.append(piece, changed)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a sink raises ends the drive
             self._failed(error)
             return
         self._last.add_done_callback(self._settled)

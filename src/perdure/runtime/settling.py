@@ -143,7 +143,7 @@ class Settling:
             result = await attempt(drive, work, number)
             if not (isinstance(result, Failed) and result.again and retries > 0 and self._may_retry()):
                 return result
-            await drive.bindings.clock.sleep(FIRST_RETRY_S * 2 ** (work.retries - retries))
+            await drive.pause(FIRST_RETRY_S * 2 ** (work.retries - retries))
             retries -= 1
             number += 1
             drive.record(permit, ev.AttemptStarted(work.call, number, "retry", result.message[:500]))
@@ -151,7 +151,7 @@ class Settling:
 
     def _may_retry(self) -> bool:
         drive = self._drive
-        if drive.stop_requested or drive.cancel_requested is not None:
+        if drive.stopping.is_set() or drive.cancel_requested is not None:
             return False
         # A retry is an extra charge: past a limit the failure stands as it is.
         return gates.first_crossing(drive, gates.Need(tool_calls=1)) is None

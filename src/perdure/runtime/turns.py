@@ -175,7 +175,8 @@ class TurnAssembler:
     def _add_text(self, text: str) -> None:
         if not text:
             return
-        self._text_bytes += size(text)
+        # `size`, without the call for the usual case: a reply has hundreds of fragments.
+        self._text_bytes += len(text) if text.isascii() else size(text)
         if self._text_bytes > MAX_TEXT_BYTES:
             self._fail("too_large", f"the text of the reply is over {MAX_TEXT_BYTES} bytes")
         if self._text is None:
@@ -321,12 +322,13 @@ async def assemble(
     """
     assembler = TurnAssembler(strict)
     watch = _Watch(idle_timeout_s, timeout_s)
+    now, feed = watch.now, assembler.feed
     try:
         async with watch:
             try:
                 async for event in stream:
-                    watch.last = watch.now()
-                    assembler.feed(event)
+                    watch.last = now()
+                    feed(event)
                     if on_delta is not None:
                         on_delta(event)
             finally:

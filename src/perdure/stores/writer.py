@@ -10,6 +10,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import apsw
@@ -108,8 +109,7 @@ class Writer:
             while (batch := self._next_batch()) is not None:
                 self._tell(self._settle(batch))
         finally:
-            if self._connection is not None:
-                self._connection.close()
+            self._disconnect()
             self._call(lambda: self._ended.set_result(None))
 
     def _open(self, connection: apsw.Connection) -> None:
@@ -195,10 +195,22 @@ class Writer:
 
     def _fail(self, batch: list[Piece], error: BaseException) -> list[Settled]:
         self.failure = store_error(error, self._driver.path)
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close(force=True)  # rolls back what is open, and frees the file's lock for others
+        self._disconnect()
         return [(piece, None, self.failure) for piece in batch]
+
+    def _disconnect(self) -> None:
+        """Closes the connection, which frees the file's lock for others."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        # A disk that failed may fail here, too; the first failure is the one that is told.
+        with suppress(apsw.Error):
+            if self.failure is not None:
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            if connection.in_transaction:
+                connection.execute("rollback")
+        with suppress(apsw.Error):
+            connection.close(force=True)
 
     def _tell(self, settled: list[Settled]) -> None:
         if settled:

@@ -22,13 +22,13 @@ from perdure.contracts.contract import canonical, content_digest
 from perdure.contracts.messages import Effect
 from perdure.contracts.outcomes import Outcome
 from perdure.engine import Engine
-from perdure.runs import Run
 from perdure.errors import PerdureError
 from perdure.journal import events as ev
 from perdure.journal.envelope import Envelope
 from perdure.journal.fold import OpenCall, RunState, fold
 from perdure.ports import IndexRow, Lease, ModelClient, ModelEvent, Store
 from perdure.prompting.request import ModelRequest
+from perdure.runs import Run
 from perdure.runtime.journaling import index_row
 from perdure.stores.url import open_store
 from perdure.testing.clocks import DAWN_NS, ManualClock, SeededEntropy
