@@ -10,7 +10,7 @@ from perdure.contracts.values import to_json
 from perdure.errors import ConfigurationError, DefinitionChangedError, UsageError
 from perdure.journal import events as ev
 from perdure.journal.fold import RunState
-from perdure.models.registry import model_client
+from perdure.models.registry import found_client
 from perdure.ports import ModelClient
 from perdure.release import VERSION
 
@@ -52,7 +52,8 @@ def bind(model: str | ModelClient | None, agent: Agent) -> Binding:
             "no model is named", where=f"agent {agent.name}", next="give the agent a model, or name one"
         )
     if isinstance(model, str):
-        return Binding(model_client(model, base_url=agent.base_url), model, own=True)
+        client, made = found_client(model, base_url=agent.base_url)
+        return Binding(client, model, own=made)
     return Binding(model, model.target, own=False)
 
 
@@ -61,6 +62,11 @@ def rebind(state: RunState, agent: Agent, model: str | ModelClient | None) -> Bi
     if model is None:
         model = agent.model if agent.model is not None and not isinstance(agent.model, str) else state.model
     return bind(model, agent)
+
+
+def rebound(state: RunState, binding: Binding) -> tuple[ev.ModelBound, ...]:
+    """The event that says so, when the model to ask is not the one bound last."""
+    return () if state.model in (binding.name, binding.client.target) else (ev.ModelBound(binding.name),)
 
 
 def recorded_agent(state: RunState) -> Agent:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perdure.agent import Agent
-from perdure.binding import KEY_BYTES, bind, head_events
+from perdure.binding import KEY_BYTES, bind, head_events, must_be_unchanged, rebind, rebound
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.contracts.outcomes import Outcome
 from perdure.journal import events as ev
@@ -50,9 +50,9 @@ async def run_embedded(
         RefusedError: the recorded events are damaged, or the agent asks for something else than they hold.
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
-    binding = bind(model if model is not None else agent.model, agent)
     sink = ListJournal()
     if recorded is None:
+        binding = bind(model if model is not None else agent.model, agent)
         key, state = entropy.draw(KEY_BYTES), RunState(run_id or new_run_id(clock, entropy))
         journal = RunJournal(state, FIRST_PREVIOUS, sink, clock, entropy)
         sink.envelopes.extend(journal.seal_apart(*head_events(agent, binding, input)))
@@ -62,11 +62,16 @@ async def run_embedded(
         id = recorded.outcome.run_id
         digest = check_chain(id, sink.envelopes)
         state, events = fold(id, sink.envelopes)
+        must_be_unchanged(state, agent)
+        binding = rebind(state, agent, model)
         journal = RunJournal(state, digest, sink, clock, entropy)
     cause: Literal["start", "resume"] = "start" if recorded is None else "resume"
-    journal.begin_drive(ev.DriveStarted(state.drives + 1, VERSION, cause))
+    journal.begin_drive(ev.DriveStarted(state.drives + 1, VERSION, cause), *rebound(state, binding))
     bindings = Bindings(binding.client, agent.tools_by_name, clock, entropy, agent.answer_check, check_schema)
     drive = Drive(state.run_id, key, state.drives + 1, state.started.agent, Cursor(events), journal, bindings)
-    if state.end is None:
-        await run_loop(drive, agent.loop_function, state.started.input)
+    try:
+        if state.end is None:
+            await run_loop(drive, agent.loop_function, state.started.input)
+    finally:
+        await binding.discard()
     return EmbeddedRun(outcome_of(state), tuple(sink.envelopes), key)

@@ -19,6 +19,7 @@ from perdure.binding import (
     head_events,
     must_be_unchanged,
     rebind,
+    rebound,
     recorded_agent,
 )
 from perdure.clock import SystemClock, SystemEntropy
@@ -26,7 +27,7 @@ from perdure.contracts.contract import JsonObject
 from perdure.contracts.outcomes import Outcome
 from perdure.errors import LeaseHeldError, PerdureError, UnknownError
 from perdure.journal import events as ev
-from perdure.journal.cursor import Cursor, Permit
+from perdure.journal.cursor import Cursor
 from perdure.journal.envelope import FIRST_PREVIOUS, Envelope, check_chain
 from perdure.journal.fold import RunState
 from perdure.journal.render import outcome_of, rfc3339, show_record, status_of
@@ -100,6 +101,10 @@ class Engine:
         if tasks:
             await asyncio.wait(tasks)
         await self._store.close()
+
+    def driving(self, run_id: str) -> Driving | None:
+        """The driving of a run by this process, while it lasts."""
+        return self._driven.get(run_id)
 
     def stop(self) -> None:
         """Asks every drive of this process to park at its next safe point. The runs stay resumable."""
@@ -176,10 +181,11 @@ class Engine:
             await self._store.release(lease)
             await binding.discard()
             return Run(self, run_id, None)
-        rebound = () if proven.state.model in (binding.name, binding.client.target) else (ev.ModelBound(binding.name),)
         sink = LeasedSink(self._store, lease)
         journal = RunJournal(proven.state, proven.head, sink, self._clock, self._entropy)
-        return self._drive(agent, binding, sink, journal, proven.key, Cursor(proven.events), cause, *rebound)
+        return self._drive(
+            agent, binding, sink, journal, proven.key, Cursor(proven.events), cause, *rebound(proven.state, binding)
+        )
 
     async def _take(self, proven: Proven) -> tuple[Lease, Proven]:
         """Takes the lease, and what was recorded between the first reading and that."""
@@ -241,7 +247,8 @@ class Engine:
         )
         journal.begin_drive(ev.DriveStarted(lease.epoch, VERSION, cause), *opening)
         spec = journal.state.started.agent
-        driving = Driving(Drive(run_id, key, lease.epoch, spec, cursor, journal, bindings), binding.own)
+        driving = Driving(Drive(run_id, key, lease.epoch, spec, cursor, journal, bindings), own_model=binding.own)
+        driving.drive.cancel_requested = journal.state.cancel
         journal.on_failure, journal.on_durable = driving.fail, driving.durable
         driving.task = asyncio.create_task(self._to_the_end(driving, agent, lease), name=f"perdure {run_id}")
         # A refusal nobody waits for is in the run's state all the same.
@@ -258,10 +265,12 @@ class Engine:
         try:
             await run_loop(driving.drive, agent.loop_function, driving.drive.state.started.input)
         finally:
-            self._driven.pop(lease.run_id, None)
-            if driving.own_model:
-                await driving.drive.bindings.model.close()
-            await self._store.release(lease)
+            try:
+                if driving.own_model:
+                    await driving.drive.bindings.model.close()
+            finally:
+                await self._store.release(lease)
+                self._driven.pop(lease.run_id, None)
 
     # Settling
 
@@ -294,7 +303,7 @@ class Engine:
         driving = self._driven.get(run_id)
         if driving is not None:
             for event in settlement.limit(driving.drive.state, changes, by):
-                driving.drive.journal.queue(Permit("limit"), event)
+                driving.drive.journal.queue(event)
             await driving.drive.journal.commit()
             return
         await self._settle(run_id, lambda state: settlement.limit(state, changes, by))
@@ -305,7 +314,8 @@ class Engine:
         if driving is not None:
             driving.cancel(ev.CancelRequested(reason, by))
             await asyncio.wait({driving.task})
-            return
+            if driving.drive.state.end is not None:
+                return
         await self._settle(run_id, lambda state: settlement.cancel(state, reason, by))
 
     async def abandon(self, run_id: str, *, by: str | None = None) -> None:
@@ -322,7 +332,7 @@ class Engine:
             sink = LeasedSink(self._store, lease)
             journal = RunJournal(proven.state, proven.head, sink, self._clock, self._entropy, driving=False)
             for event in events:
-                journal.queue(Permit("settlement"), event)
+                journal.queue(event)
             await journal.commit()
         finally:
             await self._store.release(lease)
@@ -337,7 +347,7 @@ class Engine:
         """
         stored = await self._store.read(run_id, from_seq)
         if stored is None:
-            raise UnknownError("there is no such run", where=f"run {run_id}", next="`perdure list` shows what there is")
+            raise _no_such_run(run_id)
         return stored
 
     async def journal(self, run_id: str) -> tuple[Envelope, ...]:
@@ -360,9 +370,24 @@ class Engine:
 
     async def show(self, run_id: str) -> JsonObject:
         """The record of `perdure show --json`."""
-        state = await self.state(run_id)
-        summary = next((one for one in await self._store.runs() if one.run_id == run_id), None)
-        return show_record(state, summary is not None and summary.held, 0 if summary is None else summary.epoch)
+        state, summary = await self._moment(run_id)
+        return show_record(state, summary.held, summary.epoch)
+
+    async def _moment(self, run_id: str) -> tuple[RunState, RunSummary]:
+        """The run's state and who holds it, of one moment: read again while the run changes hands in between."""
+        before = await self._summary(run_id)
+        while True:
+            state = await self.state(run_id)
+            after = await self._summary(run_id)
+            if (before.held, before.epoch) == (after.held, after.epoch):
+                return state, after
+            before = after
+
+    async def _summary(self, run_id: str) -> RunSummary:
+        found = await self._store.runs(run_id)
+        if not found:
+            raise _no_such_run(run_id)
+        return found[0]
 
     async def runs(self) -> list[JsonObject]:
         """The records of `perdure list --json`, by the time the runs started."""
@@ -371,13 +396,13 @@ class Engine:
     async def _listed(self, summary: RunSummary) -> JsonObject:
         index = summary.index
         status, park = index.phase, index.park
-        if index.phase in ("open", "parked"):
-            status = "running" if summary.held else index.phase
-        if status == "open":
+        if status == "open" and not summary.held:
             # A doubt or a crash loop is derived: only the journal of a run that nobody drives can say.
-            state = await self.state(summary.run_id)
-            found = state.park()
-            status, park = status_of(state, False), None if found is None else found.kind
+            state, summary = await self._moment(summary.run_id)
+            index, found = summary.index, state.park()
+            status, park = status_of(state, summary.held), None if found is None else found.kind
+        elif status in ("open", "parked") and summary.held:
+            status = "running"
         return {
             "run_id": summary.run_id,
             "agent": index.agent,
@@ -388,6 +413,10 @@ class Engine:
             "started_at": rfc3339(summary.started_at),
             "updated_at": rfc3339(summary.updated_at),
         }
+
+
+def _no_such_run(run_id: str) -> UnknownError:
+    return UnknownError("there is no such run", where=f"run {run_id}", next="`perdure list` shows what there is")
 
 
 class OpeningEngine:

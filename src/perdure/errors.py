@@ -174,6 +174,10 @@ class CallFailedError(PerdureError):
         super().__init__(message, where=f"call {call} ({name})")
 
 
+RETRYABLE_KINDS = ("rate_limited", "overloaded", "timeout", "connection")
+"""Kinds of a model error after which the same request may be sent again."""
+
+
 class ModelError(PerdureError):
     """A model call that failed. `kind` is a stable word; `retryable` says whether the same request may be sent
     again."""

@@ -136,6 +136,10 @@ class Tool(Protocol):
     def retries(self) -> int:
         """Live retries after a raised error (0 to 2), for reads and idempotent tools."""
 
+    @property
+    def checks_with_user_code(self) -> bool:
+        """Whether `bind` may run code of the user's (a validator)."""
+
     def bind(self, arguments: JsonObject) -> BoundCall:
         """Checks the arguments; the returned function runs the tool once with them.
 
@@ -231,8 +235,8 @@ class Store(Protocol):
     async def read(self, run_id: str, from_seq: int = 0) -> StoredRun | None:
         """The run's events by ascending seq, as stored and unproven; None for an unknown run."""
 
-    async def runs(self) -> list[RunSummary]:
-        """Every run, by the time it started."""
+    async def runs(self, run_id: str | None = None) -> list[RunSummary]:
+        """Every run, by the time it started; with a run id that one alone, or none."""
 
     async def put_artifact(self, run_id: str, data: bytes) -> str:
         """Stores bytes once per run under their content digest, durable on return; returns the digest."""

@@ -27,6 +27,9 @@ class RunHost(Protocol):
     async def cancel(self, run_id: str, reason: str | None = None, *, by: str | None = None) -> None:
         """Ends the run as cancelled."""
 
+    def driving(self, run_id: str) -> "Driving | None":
+        """The driving of the run by this process, while it lasts."""
+
 
 class LeasedSink:
     """The store, for the one run a lease is for."""
@@ -52,24 +55,36 @@ class Run:
         Raises:
             RefusedError: the drive was refused; the run is as it was.
         """
-        if self._driving is None:
+        driving = self._present()
+        if driving is None:
             return await self._host.outcome(self.id)
-        await asyncio.shield(self._driving.task)
-        return outcome_of(self._driving.drive.state)
+        await asyncio.shield(driving.task)
+        if driving.drive.state.end is not None:
+            return outcome_of(driving.drive.state)
+        # It stopped short of its end, and may have been settled since.
+        return await self._host.outcome(self.id)
+
+    def _present(self) -> "Driving | None":
+        """The driving that is under way now, else the one this handle came from."""
+        present = self._host.driving(self.id)
+        if present is not None:
+            self._driving = present
+        return self._driving
 
     async def events(self, from_seq: int = 0) -> AsyncIterator[Envelope]:
         """History from a seq on, then live, until this process stops driving the run. Only what is durable is shown."""
         while True:
-            driving = self._driving
+            driving = self._present()
             finished = driving is None or driving.task.done()
+            news = None if driving is None else driving.news
             stored = await self._host.read(self.id, from_seq)
             for envelope in stored.envelopes:
                 yield envelope
             from_seq += len(stored.envelopes)
-            if finished or driving is None:
+            if finished or driving is None or news is None:
                 return
             if not stored.envelopes:
-                await driving.news()
+                await driving.until(news)
 
     async def cancel(self, reason: str | None = None, *, by: str | None = None) -> None:
         """Ends the run: what is in flight is told to stop, and every call gets one observation."""
@@ -86,24 +101,29 @@ class Driving:
         self.task: asyncio.Task[None]
         self.begun = False
         """Whether the task has taken its first step."""
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
+        """Set, and replaced by a new one, when something becomes durable: each reader waits for the one it saw."""
 
     def durable(self) -> None:
         """Something became durable."""
-        self._news.set()
+        news, self.news = self.news, asyncio.Event()
+        news.set()
 
-    async def news(self) -> None:
-        """Returns when something became durable, or the drive is over."""
-        waiting = asyncio.ensure_future(self._news.wait())
-        await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        self._news.clear()
+    async def until(self, news: asyncio.Event) -> None:
+        """Returns when something has become durable since `news` was taken, or the drive is over."""
+        waiting = asyncio.ensure_future(news.wait())
+        try:
+            await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
 
     def cancel(self, request: ev.CancelRequested) -> None:
         """Tells the drive to end the run as cancelled, and stops what runs. Said twice, the first time counts."""
         if self.drive.cancel_requested is None:
             self.drive.cancel_requested = request
-            self._stop()
+            # What is latched or has ended is unwinding already: cut off now, it could not even say how it ended.
+            if self.drive.latch is None and self.drive.state.end is None:
+                self._stop()
 
     def fail(self, error: BaseException) -> None:
         """Nothing of this drive counts any more: stop what runs."""

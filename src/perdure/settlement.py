@@ -12,6 +12,7 @@ from perdure.contracts.values import to_json
 from perdure.errors import InvalidAnswerError, UnknownError, UsageError
 from perdure.journal import events as ev
 from perdure.journal.fold import OpenCall, RunState
+from perdure.prompting import texts
 from perdure.runtime.ending import cancelled_answer
 from perdure.tools.output import schema_problem
 
@@ -34,7 +35,8 @@ def answer(state: RunState, call: str, value: object, by: str | None, key: str |
             where=f"run {state.run_id}, call {call}",
             next="give one that fits its schema",
         )
-    return [ev.Resumed(call, given, by, key)]
+    shown = None if texts.value_text(given).strip() else texts.NO_OUTPUT
+    return [ev.Resumed(call, given, by, key, shown)]
 
 
 def resolve(
@@ -85,7 +87,14 @@ def _total(state: RunState, name: str, change: int | str) -> int:
         raise UsageError(f"{name}={text} is no whole number", next="give a total, or +N to add")
     total = int(text)
     if adds:
-        total += state.limits.get(name) or 0
+        present = state.limits.get(name)
+        if present is None:
+            raise UsageError(
+                f"the run has no limit {name} to add to",
+                where=f"run {state.run_id}",
+                next=f"give a total: {name}={total}",
+            )
+        total += present
     if not 1 <= total < 2**63:
         raise UsageError(f"{name}={total} is out of range", next="give a total of at least 1 within 64 bits")
     return total

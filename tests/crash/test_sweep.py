@@ -4,10 +4,10 @@ written outside with the public API."""
 from pathlib import Path
 
 import pytest
+from tests.crash.errands import ANSWERS, LOOPS, Town
 
 from perdure.testing.scripted import ScriptedModel
 from perdure.testing.sweeping import SweepReport, sweep
-from tests.crash.errands import ANSWERS, LOOPS, Town
 
 PARTS = 3
 LIVE_PARTS = 12

@@ -1,5 +1,7 @@
 """The conversation as sent: append-only, shared, and hashed once."""
 
+from itertools import pairwise
+
 from perdure.contracts.messages import AssistantTurn, TextPart
 from perdure.journal.transcript import Entry, Transcript, TurnEntry, UserEntry, keyed_digest
 
@@ -61,7 +63,7 @@ def test_n_turns_hash_their_bytes_once() -> None:
             transcript.append(entry)
         transcript.digest(KEY)
         after.append(transcript.hashed_bytes)
-    steps = {later - earlier for earlier, later in zip(after[9:], after[10:], strict=False)}
+    steps = {later - earlier for earlier, later in pairwise(after[9:])}
     assert max(steps) - min(steps) < 10
     assert after[-1] < 100 * 300
 

@@ -343,11 +343,11 @@ async def test_fragments_as_compatible_servers_write_them_find_their_calls() -> 
         assert [(made.name, made.arguments) for made in turn.calls] == [("read", {"p": 1}), ("write", {"q": 2})]
 
 
-async def test_a_refusal_in_words_is_text_with_the_reason_refused() -> None:
+async def test_a_refusal_in_words_is_a_reply_that_ended() -> None:
     """R-148."""
     turn = await _raw(_chunk({"refusal": "I can"}), _chunk({"refusal": "not."}), _chunk({}, "stop"))
     assert isinstance(turn, AssistantTurn)
-    assert (turn.text, turn.stop) == ("I cannot.", StopReason.REFUSED)
+    assert (turn.text, turn.stop) == ("I cannot.", StopReason.END)
 
 
 async def test_an_answer_that_is_a_page_or_one_object_is_no_stream() -> None:

@@ -1,4 +1,4 @@
-"""Short runs for tests: an agent over scripted replies, driven over a list or over a store, and what its journal holds."""
+"""Short runs for tests: an agent over scripted replies, driven over a list or a store, and what its journal holds."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from perdure.agent import Agent
 from perdure.embedded import EmbeddedRun, run_embedded
 from perdure.engine import Engine, Run
 from perdure.journal import events as ev
-from perdure.journal.envelope import Envelope
+from perdure.journal.envelope import Envelope, seal
 from perdure.journal.fold import RunState, fold
 from perdure.journal.transcript import ResultsEntry, TurnEntry, UserEntry
 from perdure.ports import ModelClient
@@ -47,6 +47,18 @@ async def embedded(
 def cut(run: EmbeddedRun, kept: int) -> EmbeddedRun:
     """The run as it was after its first events."""
     return replace(run, envelopes=run.envelopes[:kept])
+
+
+def extended(run: EmbeddedRun, *events: ev.Event) -> EmbeddedRun:
+    """The run with further events, as somebody recorded them while nobody drove it."""
+    chain = list(run.envelopes)
+    for event in events:
+        last = chain[-1]
+        payload = ev.payload_bytes(event)
+        chain.append(
+            seal(last.digest, RUN, len(chain), event.event_kind, last.recorded_at, last.active_ns, bytes(16), payload)
+        )
+    return replace(run, envelopes=tuple(chain))
 
 
 def before(run: EmbeddedRun, kind: str, number: int = 0) -> int:

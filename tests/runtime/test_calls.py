@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.runs import RUN, agent_of, asked, embedded, kinds, observed, only, opened, script, started
 
 from perdure import CallContext, Limits, ToolFailed, tool
 from perdure.journal import events as ev
 from perdure.runtime.executing import GRACE_S
 from perdure.testing.clocks import ManualClock
 from perdure.testing.replies import calls, fault, text
-from tests.runtime.runs import RUN, agent_of, asked, embedded, kinds, observed, only, opened, script, started
 
 END = text("Done.")
 ran: list[Any] = []

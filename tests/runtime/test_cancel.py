@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.runs import RUN, agent_of, kinds, observed, only, opened, script, started, state_of
 
 from perdure import CallContext, RunContext, assemble, tool
 from perdure.contracts.messages import AssistantTurn
@@ -14,17 +15,13 @@ from perdure.errors import UnknownError
 from perdure.journal import events as ev
 from perdure.testing.replies import calls, text
 from perdure.testing.scripted import ScriptedModel
-from tests.runtime.runs import RUN, agent_of, kinds, observed, only, opened, script, started, state_of
 
 END = text("Done.")
-began = asyncio.Event()
 noted: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    global began
-    began = asyncio.Event()
     noted.clear()
 
 
@@ -223,10 +220,11 @@ async def test_a_waiting_run_that_nobody_drives_is_cancelled_or_abandoned_at_onc
 
 async def test_an_abandoned_write_in_doubt_is_named_and_no_answer_is_claimed(tmp_path: Path) -> None:
     """S-066, O10."""
+    from tests.runtime.runs import before, embedded
+
     from perdure.runtime.journaling import index_row
     from perdure.stores.url import open_store
     from perdure.testing.clocks import ManualClock, SeededEntropy
-    from tests.runtime.runs import before, embedded
 
     whole = await embedded(agent_of(act), script(calls(("act", {})), END))
     kept = whole.envelopes[: before(whole, "tool_call_completed")]

@@ -5,12 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from perdure import Limits, RunContext, Sleep, Suspend, ToolFailed, Unknown, assemble, tool
-from perdure.contracts.messages import ObservationStatus
-from perdure.journal import events as ev
-from perdure.testing.clocks import DAWN_NS, ManualClock
-from perdure.testing.replies import Reply, calls, text
 from tests.runtime.runs import (
     RUN,
     agent_of,
@@ -26,6 +20,12 @@ from tests.runtime.runs import (
     script,
     started,
 )
+
+from perdure import Limits, RunContext, Sleep, Suspend, ToolFailed, Unknown, assemble, tool
+from perdure.contracts.messages import ObservationStatus
+from perdure.journal import events as ev
+from perdure.testing.clocks import DAWN_NS, ManualClock
+from perdure.testing.replies import Reply, calls, text
 
 DAWN = datetime.fromtimestamp(DAWN_NS / 10**9, UTC)
 ran: list[str] = []
@@ -366,7 +366,7 @@ async def test_an_error_is_recorded_with_its_causes() -> None:
     async def breaks_down() -> str:
         """Raises."""
         try:
-            raise KeyError("inner")
+            {}["inner"]
         except KeyError as error:
             raise RuntimeError("outer") from error
 

@@ -1,10 +1,12 @@
 """The latch: a loop may do what it likes with a park or a refusal, the engine goes by what happened."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.runs import RUN, agent_of, before, cut, embedded, kinds, opened, script, started
 
 from perdure import ConcurrentUseError, Limits, Parked, RunContext, assemble, tool
 from perdure.contracts.messages import AssistantTurn
@@ -12,7 +14,6 @@ from perdure.engine import Engine
 from perdure.errors import DefinitionChangedError, DivergedError, LeaseHeldError, RefusedError
 from perdure.testing.replies import calls, text
 from perdure.testing.scripted import ScriptedModel
-from tests.runtime.runs import RUN, agent_of, before, cut, embedded, kinds, opened, script, started
 
 END = text("Done.")
 
@@ -59,10 +60,8 @@ async def goes_on(ctx: RunContext) -> Any:
 
 
 async def goes_on_elsewhere(ctx: RunContext) -> Any:
-    try:
+    with suppress(Parked):
         await ctx.wait("which?", schema={})
-    except Parked:
-        pass
     with pytest.raises(Parked):
         await ask(ctx)
     with pytest.raises(Parked):
@@ -192,7 +191,9 @@ async def test_a_divergence_records_nothing_even_when_the_loop_swallows_it(tmp_p
 
 async def test_a_loop_that_ends_early_does_not_throw_recorded_work_away(tmp_path: Path) -> None:
     """S-070: an end where more is recorded is a divergence, and so is an error there."""
-    whole = await embedded(agent_of(look), script(calls(("look", {})), END))
+
+    async def asks(ctx: RunContext, task: str) -> Any:
+        return (await ask(ctx)).text
 
     async def ends(ctx: RunContext, task: str) -> Any:
         return "early"
@@ -200,9 +201,14 @@ async def test_a_loop_that_ends_early_does_not_throw_recorded_work_away(tmp_path
     async def breaks(ctx: RunContext, task: str) -> Any:
         raise ValueError("early")
 
+    def agent(loop: Any) -> Any:
+        loop.__qualname__ = "loop"
+        return agent_of(loop=loop)
+
+    whole = await embedded(agent(asks), script(END))
     for loop in (ends, breaks):
         with pytest.raises(RefusedError, match="model_call_requested"):
-            await embedded(agent_of(look, loop=loop), script(), recorded=cut(whole, before(whole, "run_completed")))
+            await embedded(agent(loop), script(), recorded=cut(whole, before(whole, "run_completed")))
 
 
 async def test_a_different_prompt_tool_or_policy_is_a_changed_definition_that_names_the_part(tmp_path: Path) -> None:

@@ -4,6 +4,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.runs import (
+    RUN,
+    agent_of,
+    before,
+    count,
+    cut,
+    embedded,
+    extended,
+    kinds,
+    observed,
+    only,
+    opened,
+    script,
+    started,
+    state_of,
+)
 
 from perdure.contracts.limits import Limits, Price
 from perdure.engine import Engine
@@ -14,21 +30,6 @@ from perdure.testing.clocks import ManualClock
 from perdure.testing.replies import Reply, calls, fault, text
 from perdure.testing.scripted import ScriptedModel
 from perdure.tools.define import tool
-from tests.runtime.runs import (
-    RUN,
-    agent_of,
-    before,
-    count,
-    cut,
-    embedded,
-    kinds,
-    observed,
-    only,
-    opened,
-    script,
-    started,
-    state_of,
-)
 
 ran: list[str] = []
 
@@ -278,18 +279,7 @@ async def test_a_limit_lifted_inside_a_call_leaves_a_journal_that_replays(tmp_pa
     parked = await embedded(agent, script(), recorded=dangling)
     assert parked.outcome.park is not None
     assert parked.outcome.park.detail == {"limit": "max_model_turns", "max": 2, "used": 2, "need": 1}
-    from perdure.embedded import EmbeddedRun
-    from perdure.journal.cursor import Permit
-    from perdure.journal.fold import fold
-    from perdure.runtime.journaling import ListJournal, RunJournal
-    from perdure.testing.clocks import SeededEntropy
-
-    state, _ = fold(RUN, parked.envelopes)
-    sink = ListJournal()
-    journal = RunJournal(state, parked.envelopes[-1].digest, sink, ManualClock(), SeededEntropy(9), driving=False)
-    journal.queue(Permit("limit"), ev.BudgetChanged({"max_model_turns": 3}))
-    await journal.commit()
-    lifted = EmbeddedRun(parked.outcome, (*parked.envelopes, *sink.envelopes), parked.key)
+    lifted = extended(parked, ev.BudgetChanged({"max_model_turns": 3}))
     ended = await embedded(agent, script(*[text("Done.")] * 3), recorded=lifted)
     assert ended.outcome.output == "Done."
     assert "attempt_started" in kinds(ended.envelopes)

@@ -11,6 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.runs import (
+    RUN,
+    agent_of,
+    asked,
+    before,
+    count,
+    cut,
+    decoded,
+    embedded,
+    extended,
+    kinds,
+    observed,
+    only,
+    script,
+    state_of,
+)
 
 from perdure import CallContext, RunContext, ToolCall, assemble, tool
 from perdure.contracts.contract import canonical
@@ -29,21 +45,6 @@ from perdure.stores.url import open_store
 from perdure.testing.clocks import ManualClock, SeededEntropy
 from perdure.testing.replies import ScriptedCall, calls, text
 from perdure.testing.scripted import ScriptedModel
-from tests.runtime.runs import (
-    RUN,
-    agent_of,
-    asked,
-    before,
-    count,
-    cut,
-    decoded,
-    embedded,
-    kinds,
-    observed,
-    only,
-    script,
-    state_of,
-)
 
 ran: list[Any] = []
 
@@ -214,7 +215,7 @@ async def test_a_write_killed_again_after_it_was_settled_is_in_doubt_again(tmp_p
         await engine.resolve(RUN, "1.0", "did_not_happen")
         await (await engine.resume(RUN, agent_of(act), model=script(*replies))).wait()
         journal = await engine.journal(RUN)
-    attempt = [envelope.seq for envelope in journal if envelope.kind == "attempt_started"][0]
+    attempt = next(envelope.seq for envelope in journal if envelope.kind == "attempt_started")
     again = EmbeddedRun(whole.outcome, journal[: attempt + 1], whole.key)
     parked = await embedded(agent_of(act), script(*replies), recorded=again)
     assert parked.outcome.park is not None
@@ -476,16 +477,10 @@ async def test_five_drives_that_finish_nothing_are_not_picked_up_again_until_som
     replies = [calls(("look", {"place": "a"})), END]
     whole = await embedded(agent_of(look), script(*replies))
     run = cut(whole, before(whole, "tool_call_completed"))
-    state, _ = fold(RUN, run.envelopes)
-    sink = ListJournal()
-    journal = RunJournal(state, run.envelopes[-1].digest, sink, ManualClock(), SeededEntropy(3))
-    from perdure.journal.cursor import Permit
-
-    for n in range(5):
-        journal.queue(Permit("x"), ev.DriveStarted(2 + n, "0", "recover"))
-        journal.queue(Permit("x"), ev.AttemptStarted("1.0", 2 + n, "recovery"))
-    await journal.commit()
-    looping = EmbeddedRun(run.outcome, (*run.envelopes, *sink.envelopes), run.key)
+    looping = run
+    for n in range(2, 7):
+        drive = ev.DriveStarted(n, "0", "recover"), ev.AttemptStarted("1.0", n, "recovery")
+        looping = extended(looping, *drive)
     url = await store_with(looping, tmp_path, len(looping.envelopes))
     async with Engine.open(url) as engine:
         assert (await engine.outcome(RUN)).park is not None

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.runs import RUN, agent_of, asked, count, kinds, only, opened, script, started
 
 from perdure import ConfigurationError, InvalidAnswerError, RunContext, Sleep, Suspend, assemble, tool
 from perdure.errors import PerdureError, UnknownError
@@ -12,7 +13,6 @@ from perdure.journal import events as ev
 from perdure.testing.clocks import DAWN_NS, ManualClock
 from perdure.testing.replies import calls, text
 from perdure.testing.scripted import ScriptedModel
-from tests.runtime.runs import RUN, agent_of, asked, count, kinds, only, opened, script, started
 
 DAWN = datetime.fromtimestamp(DAWN_NS / 10**9, UTC)
 END = text("Done.")

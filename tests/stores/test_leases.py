@@ -14,9 +14,10 @@ from perdure.clock import SystemClock
 from perdure.errors import LeaseHeldError, LeaseLostError
 from perdure.ports import Lease
 from perdure.stores.driver_lock import DriverLock, driver_is_dead
+from perdure.stores.leases import Holder
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.clocks import ManualClock
-from perdure.testing.conformance import KEY, OPEN, Chain, begun
+from perdure.testing.conformance import KEY, OPEN, PARKED, Chain, begun
 
 
 class LateClock(SystemClock):
@@ -190,6 +191,43 @@ async def test_a_lease_that_was_outlasted_unseen_is_found_lost_at_the_next_confi
     standing.jump_to(other_clock.now_ns())
     with pytest.raises(LeaseHeldError, match="another driver"):
         await one.acquire("run-1")
+
+
+async def test_an_append_under_a_lease_that_was_outlasted_unseen_writes_nothing_and_fails_alone(
+    open_store: OpenStore,
+) -> None:
+    """H05. No heartbeat comes in between: the append itself is refused."""
+    other_clock = ManualClock()
+    one, two = await open_store(ManualClock(passing=False), 100), await open_store(other_clock, 100)
+    chain, lost = await begun(one, "lost")
+    kept_chain, kept = await begun(one, "kept")
+    other_clock.jump(1_000)
+    taken = await two.acquire("lost")
+    piece = chain.next(2)
+    refused, stored = one.append(lost, piece, PARKED), one.append(kept, kept_chain.next(2), None)
+    with pytest.raises(LeaseLostError):
+        await refused
+    await stored
+    assert await events(two, "lost") == 2
+    assert [run.index for run in await two.runs()] == [OPEN, OPEN]
+    await two.append(taken, piece, None)
+
+
+async def test_who_outlasts_a_holder_takes_over_only_from_exactly_the_one_that_stood_still(
+    open_store: OpenStore,
+) -> None:
+    """H05. The holder comes back between the last look and the take-over."""
+    clock = ManualClock(passing=False)
+    one, two = await open_store(clock, 100), await open_store()
+    await begun(one)
+    seen = await two._take("run-1", None)
+    assert isinstance(seen, Holder)
+    clock.advance(50)
+    await one.put_artifact("run-1", b"any write carries the heartbeat that is due")
+    found = await two._take("run-1", seen)
+    assert isinstance(found, Holder)
+    assert found.beat > seen.beat
+    assert isinstance(await two._take("run-1", found), Lease)
 
 
 async def test_a_heartbeat_finds_the_leases_that_are_gone(open_store: OpenStore) -> None:

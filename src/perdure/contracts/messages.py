@@ -27,7 +27,7 @@ class StopReason(StrEnum):
     LENGTH = "length"
     """The output limit cut the reply."""
     REFUSED = "refused"
-    """The provider's content filter ended the reply."""
+    """The provider's content filter cut the reply. A model that declines in words has ended its reply itself."""
     OTHER = "other"
 
 
@@ -38,7 +38,6 @@ class CallFault(StrEnum):
     NOT_AN_OBJECT = "not_an_object"
     CUT = "cut"
     """The reply was cut by the output limit inside this call."""
-    TOO_LARGE = "too_large"
 
 
 class ToolCall(Fact, frozen=True):

@@ -10,6 +10,7 @@ class NoticeKind(StrEnum):
 
     EMPTY_REPLY = "empty_reply"
     CUT_REPLY = "cut_reply"
+    FILTERED_REPLY = "filtered_reply"
     NO_CALL = "no_call"
     """A reply without a call where the answer tool was asked for."""
 

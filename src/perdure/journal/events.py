@@ -284,6 +284,8 @@ class Resumed(Event, frozen=True):
     by: str | None = None
     key: str | None = None
     """The giver's idempotency key."""
+    observation: str | None = None
+    """What the model reads of a tool's answer when that is not the plain rendering of the value."""
 
 
 class SleepStarted(Event, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from perdure.contracts.contract import JsonObject, JsonValue
-from perdure.contracts.limits import LIMIT_NAMES, add_known
+from perdure.contracts.limits import LIMIT_NAMES, add_known, cost_of
 from perdure.contracts.messages import Effect, Usage
 from perdure.errors import MalformedJournalError
 from perdure.journal import events as ev
@@ -270,7 +270,7 @@ def _model_completed(state: RunState, event: ev.ModelCallCompleted, envelope: En
 def _model_failed(state: RunState, event: ev.ModelCallFailed, envelope: Envelope) -> None:
     state.open.pop(event.call)
     if event.usage is not None:
-        state.spent.book(event.usage, None)
+        state.spent.book(event.usage, cost_of(event.usage, state.started.agent.policy.price))
 
 
 def _model_bound(state: RunState, event: ev.ModelBound, envelope: Envelope) -> None:
@@ -296,7 +296,7 @@ def _attempt_started(state: RunState, event: ev.AttemptStarted, envelope: Envelo
     else:
         state.spent.tool_calls += 1
     if event.usage is not None:
-        state.spent.book(event.usage, None)
+        state.spent.book(event.usage, cost_of(event.usage, state.started.agent.policy.price))
 
 
 def _tool_settled(state: RunState, event: ev.ToolCallCompleted | ev.ToolCallFailed, envelope: Envelope) -> None:

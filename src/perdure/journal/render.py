@@ -5,7 +5,6 @@ The command line, servers and inspectors all use these, so that a run reads the 
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import msgspec
 
@@ -13,7 +12,7 @@ from perdure.contracts.contract import JsonObject
 from perdure.contracts.outcomes import Consumption, Outcome, ParkReport
 from perdure.journal import events as ev
 from perdure.journal.envelope import Envelope
-from perdure.journal.fold import Park, RunState
+from perdure.journal.fold import OpenCall, Park, RunState
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LINE = 160
@@ -82,8 +81,7 @@ def _next_command(run_id: str, park: Park) -> str:
         case "suspended":
             return f"perdure answer {run_id} {park.call} JSON --resume"
         case "sleeping":
-            due = rfc3339(park.detail["wake_at"])
-            return f"perdure resume {run_id}  (from {due} on; `perdure recover` wakes what is due)"
+            return f"perdure resume {run_id}"
         case "needs_reconciliation":
             return f"perdure resolve {run_id} {park.call} (--happened JSON | --did-not-happen | --failed TEXT) --resume"
         case _:
@@ -109,18 +107,13 @@ def outcome_of(state: RunState, held: bool = False) -> Outcome:
 
 def show_record(state: RunState, held: bool, epoch: int) -> JsonObject:
     """The run as `show --json` gives it."""
-    head, outcome = state.started, outcome_of(state, held)
-    record: JsonObject = msgspec.to_builtins(outcome)
-    shown = {
-        "run_id": state.run_id,
+    head, outcome = state.started, msgspec.to_builtins(outcome_of(state, held))
+    # The names of an outcome, with what only a look at the run can say.
+    return {
+        **outcome,
         "agent": {"name": head.agent.name, "ref": head.agent_ref, "digest": head.agent.digest()},
-        "status": outcome.status,
-        "outcome": outcome.outcome,
-        "terminal_reason": outcome.terminal_reason,
-        "park": None if outcome.park is None else _all_fields(outcome.park),
-        "usage": _all_fields(outcome.usage),
         "limits": _limits(state),
-        "doubts": [_doubt(call) for call in state.doubts()] if not held else [],
+        "doubts": [] if held else [_doubt(call) for call in state.doubts()],
         "open_calls": [
             {"call": call.call, "tool": call.tool, "attempt": call.attempt, "since": rfc3339(call.since)}
             for call in state.open.values()
@@ -134,21 +127,9 @@ def show_record(state: RunState, held: bool, epoch: int) -> JsonObject:
         "updated_at": rfc3339(state.updated_at),
         "lease": {"held": held, "epoch": epoch},
     }
-    return {
-        **record,
-        **shown,
-        "assurance": outcome.assurance,
-        "output": outcome.output,
-        "answer": outcome.answer,
-        "evidence": [],
-    }
 
 
-def _all_fields(value: msgspec.Struct) -> JsonObject:
-    return {name: msgspec.to_builtins(item) for name, item in msgspec.structs.asdict(value).items()}
-
-
-def _doubt(call: Any) -> JsonObject:
+def _doubt(call: OpenCall) -> JsonObject:
     return {"call": call.call, "tool": call.tool, "arguments": call.arguments, "key": call.key}
 
 

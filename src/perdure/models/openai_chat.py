@@ -221,7 +221,7 @@ async def _events(chunks: Any, target: str) -> AsyncIterator[ModelEvent]:
 
     finish: str | None = None
     model: str | None = None
-    empty, refused = True, False
+    empty = True
     try:
         async for chunk in chunks:
             empty = False
@@ -235,7 +235,6 @@ async def _events(chunks: Any, target: str) -> AsyncIterator[ModelEvent]:
                 if finish is not None:
                     raise StreamFaultError("after_end", "content came after the finish reason", where=target)
                 yield event
-            refused = refused or bool(choice.delta and choice.delta.refusal)
             finish = choice.finish_reason or finish
     except APIConnectionError:
         # The finish reason closes a reply; a connection lost behind it costs the usage and nothing else.
@@ -244,8 +243,7 @@ async def _events(chunks: Any, target: str) -> AsyncIterator[ModelEvent]:
     if empty:
         raise StreamFaultError("protocol", "the body of the answer was empty", where=target)
     if finish is not None:
-        stop = StopReason.REFUSED if refused else _STOPS.get(finish, StopReason.OTHER)
-        yield TurnDone(stop, model)
+        yield TurnDone(_STOPS.get(finish, StopReason.OTHER), model)
 
 
 def _delta(delta: Any, target: str) -> Iterator[ModelEvent]:

@@ -11,10 +11,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
-from perdure.errors import ModelError, StreamFaultError
-
-RETRYABLE_KINDS = ("rate_limited", "overloaded", "timeout", "connection")
-"""Kinds after which the same request may be sent again."""
+from perdure.errors import RETRYABLE_KINDS, ModelError, StreamFaultError
 
 _NEXT = {
     "auth": "check the API key and what it may use",

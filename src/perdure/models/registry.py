@@ -19,7 +19,12 @@ _PROVIDERS: dict[str, Callable[[str, str | None], ModelClient]] = {"openai": _op
 
 
 def model_client(ref: str, *, base_url: str | None = None) -> ModelClient:
-    """The client a reference names.
+    """The client a reference names; see `found_client`."""
+    return found_client(ref, base_url=base_url)[0]
+
+
+def found_client(ref: str, *, base_url: str | None = None) -> tuple[ModelClient, bool]:
+    """The client a reference names, and whether it was made for this: a module's own client is shared and not closed.
 
     Args:
         ref: `provider:name`, or `module:attribute` of a `ModelClient` or of a function that makes one.
@@ -33,7 +38,7 @@ def model_client(ref: str, *, base_url: str | None = None) -> ModelClient:
         raise _bad(ref, "a model is written provider:name or module:attribute", "write openai:NAME, say")
     provider = _PROVIDERS.get(head)
     if provider is not None:
-        return provider(name, base_url)
+        return provider(name, base_url), True
     if "." not in head and importlib.util.find_spec(head) is None:
         near = difflib.get_close_matches(head, _PROVIDERS, n=1, cutoff=0.5)
         known = f"did you mean {near[0]}?" if near else f"known providers are {', '.join(sorted(_PROVIDERS))}"
@@ -41,19 +46,24 @@ def model_client(ref: str, *, base_url: str | None = None) -> ModelClient:
     return _imported(ref, head, name)
 
 
-def _imported(ref: str, module_name: str, attribute: str) -> ModelClient:
+def _imported(ref: str, module_name: str, attribute: str) -> tuple[ModelClient, bool]:
     try:
         found = importlib.import_module(module_name)
-    except ImportError as error:
-        raise _bad(ref, f"importing {module_name} failed: {error}", "check the name and the folder it is in") from error
+    except Exception as error:
+        found_out = f"importing {module_name} failed: {type(error).__name__}: {error}"
+        raise _bad(ref, found_out, "check the name and the folder it is in") from error
     thing: object = found
     for part in attribute.split("."):
         thing = getattr(thing, part, None)
-    if callable(thing) and not _is_client(thing):
-        thing = thing()
+    made = callable(thing) and not _is_client(thing)
+    if callable(thing) and made:
+        try:
+            thing = thing()
+        except Exception as error:
+            raise _bad(ref, f"calling it raised {type(error).__name__}: {error}", "correct it") from error
     if not _is_client(thing):
         raise _bad(ref, f"{attribute!r} in {module_name} is no ModelClient ({type(thing).__name__})", "name one")
-    return thing  # type: ignore[return-value]  # checked by shape just above
+    return thing, made  # type: ignore[return-value]  # checked by shape just above
 
 
 def _is_client(thing: object) -> bool:

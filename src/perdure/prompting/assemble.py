@@ -25,6 +25,8 @@ def unusable(turn: AssistantTurn, agent: AgentSpec) -> Notice | None:
     """Why a reply without a call cannot be the final answer, as the notice that asks again; None when it can."""
     if turn.stop is StopReason.LENGTH:
         return Notice(NoticeKind.CUT_REPLY, texts.CUT_REPLY)
+    if turn.stop is StopReason.REFUSED:
+        return Notice(NoticeKind.FILTERED_REPLY, texts.FILTERED_REPLY)
     if not turn.text.strip():
         return Notice(NoticeKind.EMPTY_REPLY, texts.EMPTY_REPLY)
     if agent.output_schema is not None:

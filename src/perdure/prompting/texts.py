@@ -22,6 +22,10 @@ EMPTY_REPLY = "Your reply was empty. Continue the task: call a tool, or give you
 CUT_REPLY = (
     "Your reply was cut off by the output limit and was not used. Send a shorter one: less text, or smaller arguments."
 )
+FILTERED_REPLY = (
+    "Your reply was cut off by a content filter and was not used. Continue the task without what was filtered, "
+    "or say in your final answer what cannot be done."
+)
 NO_CALL = f"Your reply called no tool. Call a tool, or give your final answer by calling `{ANSWER_TOOL}`."
 ANSWER_NOT_ALONE = (
     f"`{ANSWER_TOOL}` ends the task, so it must be the only call of a turn. Call it again alone, "
@@ -100,8 +104,6 @@ def faulty_call(call: ToolCall) -> str:
             )
         case CallFault.NOT_AN_OBJECT:
             problem = "are not a JSON object"
-        case CallFault.TOO_LARGE:
-            problem = "are larger than one call may carry"
         case _:
             problem = "are not valid JSON"
     received = "" if call.raw is None else f" Received: {call.raw[:160]}"

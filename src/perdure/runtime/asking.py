@@ -9,13 +9,15 @@ from perdure.contracts.contract import canonical
 from perdure.contracts.limits import cost_of
 from perdure.contracts.messages import AssistantTurn, Usage
 from perdure.contracts.notices import NoticeKind
-from perdure.errors import ModelError
+from perdure.errors import DivergedError, ModelError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Permit, Replayed
 from perdure.journal.transcript import Transcript, TurnEntry, UserEntry, keyed_digest
 from perdure.prompting.request import ModelRequest
 from perdure.runtime import gates
+from perdure.runtime.arguments import storable
 from perdure.runtime.drive import Drive
+from perdure.runtime.executing import described
 from perdure.runtime.turns import assemble
 
 ATTEMPTS = 3
@@ -52,6 +54,8 @@ class Asking:
                 pass
             case Replayed(failed):
                 assert isinstance(failed, ev.ModelCallFailed)
+                if failed.reason == "interrupted" and drive.cursor.live:
+                    self._end_interrupted(failed)
                 raise _error_of(failed)
             case Live(permit):
                 turn = await self._live(permit, asked, request)
@@ -61,10 +65,15 @@ class Asking:
     def _intent(
         self, call: str, request: ModelRequest, transcript: Transcript
     ) -> tuple[ev.ModelCallRequested, dict[str, str]]:
-        recorded = self._drive.cursor.peek()
-        # The recorded text is what was sent; a later release may word a notice otherwise.
+        recorded, notice = self._drive.cursor.peek(), request.notice
         replayed = isinstance(recorded, ev.ModelCallRequested)
-        notice = recorded.notice if isinstance(recorded, ev.ModelCallRequested) else request.notice
+        if isinstance(recorded, ev.ModelCallRequested):
+            # The recorded text is what was sent: a later release may word a notice otherwise, but not send another
+            # kind.
+            held, wanted = (None if one is None else one.kind for one in (recorded.notice, notice))
+            if held != wanted:
+                self._drive.refuse(DivergedError(call, f"notice {held}", f"notice {wanted}", "notice"))
+            notice = recorded.notice
         if notice is not None:
             transcript.append(UserEntry(notice.text))
         parts = {
@@ -95,7 +104,8 @@ class Asking:
             await drive.dispatchable()
             try:
                 turn = await self._stream(asked.call, request)
-            except ModelError as error:
+            except Exception as raised:  # noqa: BLE001 - a client's defect is the call's failure
+                error = raised if isinstance(raised, ModelError) else _of_client(raised)
                 if attempt >= ATTEMPTS or not _may_pass(error):
                     self._fail(permit, error)
                 await self._again(permit, error, attempt)
@@ -120,12 +130,17 @@ class Asking:
         drive = self._drive
         if drive.spec.policy.resume_mode == "conservative":
             message = "a model call was in flight when the run stopped; nothing is started again in conservative mode"
-            drive.record(permit, ev.ModelCallFailed(permit.call, "interrupted", message))
-            drive.finish("interrupted", "interrupted", f"The run stopped inside model call {permit.call}: {message}.")
+            closed = ev.ModelCallFailed(permit.call, "interrupted", message)
+            drive.record(permit, closed)
+            self._end_interrupted(closed)
         await gates.reserve(drive, permit.call, gates.Need(model_turns=1))
         drive.safe_point()
         n = drive.state.open[permit.call].attempt + 1
         drive.record(permit, ev.AttemptStarted(permit.call, n, "recovery"))
+
+    def _end_interrupted(self, closed: ev.ModelCallFailed) -> NoReturn:
+        message = f"The run stopped inside model call {closed.call}: {closed.message}."
+        self._drive.finish("interrupted", "interrupted", message)
 
     async def _again(self, permit: Permit, error: ModelError, attempt: int) -> None:
         drive = self._drive
@@ -135,11 +150,13 @@ class Asking:
         drive.safe_point()
         n = drive.state.open[permit.call].attempt + 1
         usage = getattr(error, "usage", None)
-        drive.record(permit, ev.AttemptStarted(permit.call, n, "retry", f"{error.kind}: {error.found}"[:500], usage))
+        drive.record(
+            permit, ev.AttemptStarted(permit.call, n, "retry", storable(f"{error.kind}: {error.found}")[:500], usage)
+        )
 
     def _fail(self, permit: Permit, error: ModelError) -> NoReturn:
         usage = getattr(error, "usage", None)
-        failed = ev.ModelCallFailed(permit.call, error.kind, str(error)[:2000], error.retryable, usage)
+        failed = ev.ModelCallFailed(permit.call, error.kind, storable(str(error))[:2000], error.retryable, usage)
         self._drive.record(permit, failed)
         raise _error_of(failed) from error
 
@@ -147,6 +164,11 @@ class Asking:
 def _error_of(failed: ev.ModelCallFailed) -> ModelError:
     """The error a loop sees: drawn from the record alone, so that it is the same on replay."""
     return ModelError(failed.reason, failed.message, where=f"call {failed.call}", retryable=failed.retryable)
+
+
+def _of_client(error: Exception) -> ModelError:
+    """A defect of a client is the call's failure, recorded as one: a loop may catch it, and must meet it on replay."""
+    return ModelError("client", described(error), where="the model client")
 
 
 def _may_pass(error: ModelError) -> bool:

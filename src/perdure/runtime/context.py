@@ -25,7 +25,7 @@ from perdure.contracts.agents import AgentSpec
 from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.messages import AssistantTurn, Effect, Observation, ToolCall
 from perdure.contracts.values import to_json
-from perdure.errors import ConcurrentUseError, ConfigurationError, RefusedError
+from perdure.errors import ConcurrentUseError, ConfigurationError, Parked, RefusedError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Replayed
 from perdure.journal.transcript import ResultsEntry, Transcript, UserEntry
@@ -34,7 +34,7 @@ from perdure.prompting.request import ModelRequest
 from perdure.runtime import gates
 from perdure.runtime.asking import Asking
 from perdure.runtime.dispatch import Dispatch, Refusal, idempotency_key
-from perdure.runtime.drive import CANCELLED, Drive
+from perdure.runtime.drive import CANCELLED, INTERRUPTED, Drive
 from perdure.runtime.executing import Work
 
 E = TypeVar("E", bound=ev.Event)
@@ -77,6 +77,7 @@ class RunContext:
             ModelError: the call failed for good.
         """
         with self._one_caller("ask"):
+            _must_be_whole(request)
             self._close_unanswered()
             self._turn += 1
             self._current = request.transcript.owner
@@ -133,7 +134,7 @@ class RunContext:
             check = self._drive.bindings.check_schema
             # A recorded schema was checked when it was recorded.
             checked = check(schema, f"wait at {call}") if check is not None and self._drive.cursor.live else schema
-            return await gates.wait_for_answer(self._drive, call, reason, kind, to_json(checked))
+            return (await gates.wait_for_answer(self._drive, call, reason, kind, to_json(checked))).value
 
     async def sleep(self, duration: timedelta) -> None:
         """Parks for a time that survives restarts; goes on at once when it has passed already."""
@@ -225,6 +226,9 @@ class RunContext:
             self._drive.check_latch()
             if self._drive.cancel_requested is not None:
                 self._drive.park(CANCELLED)
+            # A call was cut off (by a time limit of the loop's own, say): its place in the journal has no answer, so
+            # this drive asks for nothing more, whatever the loop makes of the signal.
+            self._drive.latch = Parked(INTERRUPTED, {})
             raise
         finally:
             self._busy = None
@@ -264,6 +268,16 @@ class RunContext:
             for place in sorted(self._unanswered)
         ]
         self._answered(closed)
+
+
+def _must_be_whole(request: ModelRequest) -> None:
+    view = request.transcript
+    if len(view) != len(view.owner):
+        raise ConfigurationError(
+            f"the request holds a view of {len(view)} entries of a transcript that has {len(view.owner)} by now",
+            where="ask",
+            next="take the view directly before the request",
+        )
 
 
 def _effect(effect: str | Effect, name: str) -> Effect:

@@ -64,6 +64,8 @@ class Dispatch:
     async def use(self, calls: Sequence[tuple[str, ToolCall]]) -> tuple[Observation, ...]:
         """Runs a batch; one observation a call, in call order."""
         self._drive.must_not_have_ended("a batch of tool calls")
+        if self._drive.cursor.live and any(self._checks_with_user_code(call) for _, call in calls):
+            await self._drive.durable()
         placed = [Placed(id, call, self._verdict(id, call, len(calls))) for id, call in calls]
         placed = self._held_back(placed)
         seen: list[Observation] = []
@@ -103,6 +105,11 @@ class Dispatch:
         return (await self._settling.observation(work, answer)).output
 
     # Checking
+
+    def _checks_with_user_code(self, call: ToolCall) -> bool:
+        """What was recorded is durable before any code of the user's runs, a validator too."""
+        tool = self._drive.bindings.tools.get(call.name)
+        return call.name == ANSWER_TOOL if tool is None else tool.checks_with_user_code
 
     def _verdict(self, id: str, call: ToolCall, batch: int) -> Work | Refusal | None:
         recorded = self._drive.cursor.dispatch_of(id)
@@ -182,7 +189,8 @@ class Dispatch:
 
     def _refuse_all(self, placed: list[Placed], limit: str) -> None:
         for one in placed:
-            closed = one.verdict if isinstance(one.verdict, Refusal) else Refusal(_LIMIT + limit, texts.LIMIT_REACHED)
+            told = one.verdict.text if isinstance(one.verdict, Refusal) else texts.LIMIT_REACHED
+            closed = Refusal(_LIMIT + limit, told)
             self.refuse(one.id, one.call.name, closed)
 
     # Running
@@ -203,6 +211,7 @@ class Dispatch:
             isinstance(one.verdict, Work)
             and descriptor is not None
             and descriptor.parallel
+            and descriptor.repeatable is not False  # its guard counts calls that have settled
             and descriptor.effect is Effect.READ
         )
 

@@ -135,9 +135,14 @@ class Drive:
                 self.refuse(error)
 
     def record(self, permit: Permit, event: ev.Event) -> None:
-        """Queues an event; it is durable before anything that depends on it."""
+        """Queues what a request of the loop's comes to; it is durable before anything that depends on it."""
+        assert getattr(event, "call", permit.call) == permit.call  # a permit is for one request
+        self.note(event)
+
+    def note(self, event: ev.Event) -> None:
+        """Queues an event that follows from no request: the end of the run."""
         try:
-            self.journal.queue(permit, event)
+            self.journal.queue(event)
         except RefusedError as error:
             self.refuse(error)
 

@@ -8,17 +8,19 @@ from perdure.contracts.contract import JsonValue
 from perdure.contracts.values import to_json
 from perdure.errors import DivergedError, ModelError, Parked, RefusedError, ValueFormError
 from perdure.journal import events as ev
-from perdure.journal.cursor import Live, Permit, Replayed
+from perdure.journal.cursor import Live, Replayed
 from perdure.prompting.texts import value_text
+from perdure.runtime.arguments import storable
 from perdure.runtime.context import RunContext
-from perdure.runtime.drive import CANCELLED, ENDED, Drive
+from perdure.runtime.drive import CANCELLED, ENDED, INTERRUPTED, Drive
+from perdure.runtime.executing import described
 
 Loop = Callable[[RunContext, str], Awaitable[Any]]
 
 LOOP_ERROR = "loop_error"
 """Terminal reason of a run whose loop raised an error of its own."""
-_END = Permit("end")
-"""An end follows from the latch or the loop, not from a request of the loop's."""
+_LONGEST_ANSWER = 4_000
+"""Characters of an error that an end quotes."""
 
 
 async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
@@ -33,9 +35,13 @@ async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
     context.begin(text)
     try:
         output = await loop(context, text)
-    except (Exception, asyncio.CancelledError, BaseExceptionGroup, Parked) as error:  # noqa: BLE001 - the latch decides
+    except (Exception, asyncio.CancelledError, BaseExceptionGroup, Parked) as error:
         if drive.latch is None:
             _end_by_error(drive, error)
+        elif isinstance(error, asyncio.CancelledError) and drive.cancel_requested is None:
+            if isinstance(drive.latch, RefusedError):
+                raise drive.latch from error
+            raise
     else:
         if drive.latch is None:
             _end_in_success(drive, output)
@@ -47,6 +53,8 @@ def _end_in_success(drive: Drive, output: object) -> None:
         value = to_json(output)
     except ValueFormError as error:
         return _end(drive, "failed", LOOP_ERROR, f"The loop returned a value that cannot be stored: {error}")
+    if _left_open(drive):
+        return None
     problem = _output_problem(drive, value)
     if problem is not None:
         return _end(
@@ -61,12 +69,21 @@ def _end_in_success(drive: Drive, output: object) -> None:
             case Replayed():
                 pass
         if drive.cursor.live and drive.state.end is None:
-            drive.record(_END, ev.RunCompleted("final", "unverified", value_text(value)))
+            drive.note(ev.RunCompleted("final", "unverified", value_text(value)))
     except RefusedError as error:
         drive.latch = drive.latch or error
     except Parked:
         return None  # latched by the safe point
     return None
+
+
+def _left_open(drive: Drive) -> bool:
+    """Whether a call is under way that the loop did not wait for: what becomes of it is not known, so nothing is said
+    of the run; it stops here, and a resume settles the call first."""
+    if not (drive.cursor.live and drive.state.open):
+        return False
+    drive.latch = Parked(INTERRUPTED, {})
+    return True
 
 
 def _output_problem(drive: Drive, value: JsonValue) -> str | None:
@@ -83,9 +100,9 @@ def _end_by_error(drive: Drive, error: BaseException) -> None:
             raise error
         drive.latch = Parked(CANCELLED, {})  # the loop was waiting for something of its own
     elif isinstance(error, ModelError):
-        _end(drive, "failed", "model_error", f"The model could not be asked: {error}")
+        _end(drive, "failed", "model_error", storable(f"The model could not be asked: {error}")[:_LONGEST_ANSWER])
     else:
-        _end(drive, "failed", LOOP_ERROR, f"The loop stopped with an error: {type(error).__name__}: {error}")
+        _end(drive, "failed", LOOP_ERROR, f"The loop stopped with an error: {described(error)}"[:_LONGEST_ANSWER])
 
 
 def _end(drive: Drive, outcome: str, reason: str, answer: str) -> None:
@@ -94,8 +111,10 @@ def _end(drive: Drive, outcome: str, reason: str, answer: str) -> None:
         recorded = drive.cursor.peek()
         drive.latch = _diverged(recorded, answer)
         return
+    if _left_open(drive):
+        return
     try:
-        drive.record(_END, ev.RunFailed(outcome, reason, answer))
+        drive.note(ev.RunFailed(outcome, reason, answer))
     except RefusedError as error:
         drive.latch = drive.latch or error
 
@@ -118,9 +137,10 @@ async def _after(drive: Drive) -> None:
 
 
 def _cancel(drive: Drive) -> None:
-    request = drive.cancel_requested or ev.CancelRequested()
+    request = drive.cancel_requested or drive.state.cancel or ev.CancelRequested()
     unresolved = (*drive.unresolved, *(call.call for call in drive.state.doubts()))
-    _record_end(drive, request)
+    if drive.state.cancel is None:
+        _record_end(drive, request)
     _record_end(drive, ev.RunCancelled(cancelled_answer(request, unresolved), unresolved))
 
 
@@ -133,4 +153,4 @@ def cancelled_answer(request: ev.CancelRequested, unresolved: tuple[str, ...]) -
 
 def _record_end(drive: Drive, event: ev.Event) -> None:
     if drive.state.end is None:
-        drive.journal.queue(_END, event)
+        drive.journal.queue(event)

@@ -12,6 +12,7 @@ from perdure.contracts.messages import Effect
 from perdure.contracts.values import to_json
 from perdure.errors import ValueFormError
 from perdure.ports import BoundCall
+from perdure.runtime.arguments import storable
 from perdure.runtime.drive import Drive
 from perdure.runtime.gates import from_ns, to_ns
 
@@ -78,11 +79,11 @@ async def attempt(drive: Drive, work: Work, number: int) -> Result:
         return _result(work, await _within(work.bound(context), work.timeout_s))
     except TimeoutError as error:
         given_up.set()
-        return _lost(work, "timeout", str(error) or "it timed out")
+        return _lost(work, "timeout", _text_of(error) or "it timed out")
     except ConnectionError as error:
-        return _lost(work, "handler", _described(error))
+        return _lost(work, "handler", described(error))
     except ToolFailed as error:
-        return Failed("handler", error.message)
+        return Failed("handler", _text_of(error))
     except asyncio.CancelledError:
         given_up.set()
         task = asyncio.current_task()
@@ -90,12 +91,10 @@ async def attempt(drive: Drive, work: Work, number: int) -> Result:
             raise
         return Failed("handler", "the tool cancelled itself", again=True)
     except Exception as error:  # noqa: BLE001 - what a user's function raises is the call's failure, never the run's
-        return Failed("handler", _described(error), again=True)
+        return Failed("handler", described(error), again=True)
 
 
 async def _within(work: Awaitable[object], timeout_s: float | None) -> object:
-    if timeout_s is None:
-        return await work
     # A task of its own, so that a function that swallows its cancellation can be left behind.
     task = asyncio.ensure_future(work)
     try:
@@ -106,7 +105,7 @@ async def _within(work: Awaitable[object], timeout_s: float | None) -> object:
     if done:
         return task.result()
     await _give_up(task)
-    raise TimeoutError(f"it did not end within its time limit of {timeout_s:g} s")
+    raise TimeoutError(f"it did not end within its time limit of {timeout_s or 0:g} s")
 
 
 async def _give_up(task: "asyncio.Future[object]") -> None:
@@ -125,9 +124,9 @@ def _lost(work: Work, reason: str, message: str) -> Failed:
 
 def _result(work: Work, value: object) -> Result:
     if isinstance(value, Unknown):
-        return Failed("unknown", value.reason)
+        return Failed("unknown", storable(str(value.reason)))
     if isinstance(value, ToolFailed):
-        return Failed("handler", value.message)
+        return Failed("handler", _text_of(value))
     if isinstance(value, Suspend):
         return Waits(value)
     if isinstance(value, Sleep):
@@ -156,7 +155,7 @@ def _deadline(drive: Drive, timeout_s: float | None) -> datetime | None:
     return from_ns(drive.bindings.clock.now_ns() + int(timeout_s * 10**9))
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """The error with its causes, outermost first."""
     lines, seen = [], set()
     current: BaseException | None = error
@@ -169,6 +168,6 @@ def _described(error: BaseException) -> str:
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error).encode("utf-8", "replace").decode("utf-8")
+        return storable(str(error))
     except Exception as broken:  # noqa: BLE001 - an error whose own text cannot be made
         return f"(its text could not be read: {type(broken).__name__})"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NoReturn
 
-from perdure.contracts.contract import JsonObject, JsonValue
+from perdure.contracts.contract import JsonObject
 from perdure.contracts.limits import Crossing
 from perdure.journal import events as ev
-from perdure.journal.cursor import Live, Permit, Replayed
+from perdure.journal.cursor import Live, Replayed
 from perdure.runtime.drive import Drive
 from perdure.runtime.guards import LONG_WAIT_NS
 
@@ -87,7 +87,7 @@ async def _cross(drive: Drive, call: str, crossing: Crossing, before_finish: Cal
         drive.finish(*end_of(crossing.limit), over)
     if drive.state.exceeded is None:
         event = ev.BudgetExceeded(call, crossing.limit, crossing.max, crossing.used, crossing.need)
-        drive.record(Permit(call), event)
+        drive.note(event)
         await drive.durable()
     drive.park(
         "budget_exceeded", limit=crossing.limit, max=crossing.max, used=crossing.used, need=crossing.need, call=call
@@ -101,19 +101,19 @@ def end_of(limit: str) -> tuple[str, str]:
     return "exhausted", _REASONS.get(limit, limit)
 
 
-async def wait_for_answer(drive: Drive, call: str, reason: str, kind: str, schema: JsonObject) -> JsonValue:
+async def wait_for_answer(drive: Drive, call: str, reason: str, kind: str, schema: JsonObject) -> ev.Resumed:
     """Parks until an answer that fits the schema is recorded; returns it."""
     asked = ev.Suspended(call, reason, kind, schema)
     answer = drive.cursor.wait(asked)
     if isinstance(answer, Replayed):
         assert isinstance(answer.event, ev.Resumed)
         drive.guards.changed()
-        return answer.event.value
+        return answer.event
     if not answer.permit.intended:
         drive.safe_point()
         drive.record(answer.permit, asked)
         await drive.durable()
-    drive.park("suspended", call=call, kind=kind, reason=reason, schema=schema)
+    return drive.park("suspended", call=call, kind=kind, reason=reason, schema=schema)
 
 
 async def sleep_until(drive: Drive, call: str, wake_at: int | timedelta) -> int:

@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from perdure.errors import LeaseLostError
-from perdure.journal.cursor import Permit
 from perdure.journal.envelope import SALT_BYTES, Envelope, seal
 from perdure.journal.events import Event, payload_bytes
 from perdure.journal.fold import RunState
@@ -85,7 +83,7 @@ class RunJournal:
             return self.state.spent.active_ns + self.active_ns()
         return self.state.active_before_ns + self.active_ns()
 
-    def queue(self, permit: Permit, event: Event) -> Envelope:
+    def queue(self, event: Event) -> Envelope:
         """Seals an event and hands it on at the next tick at the latest."""
         if self.failure is not None:
             raise self.failure
@@ -115,7 +113,12 @@ class RunJournal:
         last = self._last
         if last is not None and not last.done():
             # Shielded: a cancelled waiter must not cancel the future that others and the sink share.
-            await asyncio.shield(last)
+            try:
+                await asyncio.shield(last)
+            except asyncio.CancelledError:
+                # Told to stop because the sink refused: say what it refused with.
+                if self.failure is None:
+                    raise
         if self.failure is not None:
             raise self.failure
         if last is not None:
@@ -170,12 +173,3 @@ class RunJournal:
             self.failure = error
             if self.on_failure is not None:
                 self.on_failure(error)
-
-
-def lost(run_id: str) -> LeaseLostError:
-    """The error of a drive whose lease is gone."""
-    return LeaseLostError(
-        "the lease is gone: another driver took the run over, or it could not be renewed in time",
-        where=f"run {run_id}",
-        next="nothing to do here: the run goes on where it was taken to, or resume it",
-    )

@@ -10,13 +10,14 @@ in flight.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NoReturn
 
 from perdure.calls import Suspend
 from perdure.contracts.contract import canonical
 from perdure.contracts.messages import Effect, Observation, ObservationStatus
 from perdure.contracts.values import to_json
-from perdure.errors import ConfigurationError, Parked, ValueFormError
+from perdure.errors import ConfigurationError, Parked, RefusedError, ValueFormError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Permit, Replayed
 from perdure.prompting import texts
@@ -52,7 +53,8 @@ class Settling:
                     open_calls.append((work, permit))
                     if permit.intended:
                         self.met.add(work.call)
-        if self._drive.spec.policy.resume_mode == "conservative":
+        if self._drive.spec.policy.resume_mode == "conservative" and self._drive.cursor.live:
+            self._end_if_closed(works, answers)
             self._close_in_flight([(work, permit) for work, permit in open_calls if permit.intended])
         live: list[tuple[Work, Permit]] = []
         try:
@@ -99,13 +101,27 @@ class Settling:
     def _close_in_flight(self, dangling: Sequence[tuple[Work, Permit]]) -> None:
         """In conservative mode nothing is started again: what was in flight is closed, and the run ends."""
         unsettled = [(work, permit) for work, permit in dangling if self._in_flight(work)]
+        if not unsettled:
+            return
+        first = unsettled[0][0]
+        # A person who said that it did not happen has taken the doubt away, if not the interruption.
+        doubt = first.effect is not Effect.READ and self._drive.state.open[first.call].resolution is None
         for work, permit in unsettled:
             self._failed(work, permit, Failed("interrupted", "the run stopped while this call was in flight"))
-        for work, _ in unsettled:
-            stopped = f"The run stopped inside call {work.call} ({work.tool})"
-            if work.effect is Effect.READ:
-                self._drive.finish("interrupted", "interrupted", f"{stopped}.")
+        self._end_interrupted(first, doubt)
+
+    def _end_interrupted(self, work: Work, doubt: bool) -> NoReturn:
+        stopped = f"The run stopped inside call {work.call} ({work.tool})"
+        if doubt:
             self._drive.finish("indeterminate", "effect_indeterminate", f"{stopped}, which may have taken effect.")
+        self._drive.finish("interrupted", "interrupted", f"{stopped}.")
+
+    def _end_if_closed(self, works: Sequence[Work], answers: Mapping[str, Answer]) -> None:
+        """A conservative resume that was cut between closing its calls and ending the run ends it now."""
+        for work in works:
+            answer = answers.get(work.call)
+            if isinstance(answer, ev.ToolCallFailed) and answer.reason == "interrupted":
+                self._end_interrupted(work, work.effect is not Effect.READ)
 
     def _in_flight(self, work: Work) -> bool:
         """Whether it is still open what became of a call; not so where a person has said that it happened or failed."""
@@ -178,7 +194,8 @@ class Settling:
             case Waits(suspend):
                 return self._suspended(work, permit, suspend, alone)
             case Sleeps(until):
-                return self._note(permit, ev.ToolCallCompleted(work.call, sleep_until=until))
+                woke = texts.woke(gates.from_ns(until).isoformat())
+                return self._note(permit, ev.ToolCallCompleted(work.call, observation=woke, sleep_until=until))
 
     def _suspended(self, work: Work, permit: Permit, suspend: Suspend, alone: bool) -> Answer:
         check = self._drive.bindings.check_schema
@@ -195,7 +212,7 @@ class Settling:
         store = self._drive.bindings.put_artifact
         if work.inline or len(text) <= texts.INLINE_CAP or store is None:
             return self._completed(work, permit, value)
-        digest = await store(canonical(value))
+        digest = await self._stored(store, canonical(value))
         shown = texts.large_value(text, digest)
         return self._note(permit, ev.ToolCallCompleted(work.call, observation=shown, artifact=digest))
 
@@ -203,11 +220,26 @@ class Settling:
         shown = None if texts.value_text(value).strip() else texts.NO_OUTPUT
         return self._note(permit, ev.ToolCallCompleted(work.call, value, shown))
 
+    async def _stored(self, store: Callable[[bytes], Awaitable[str]], data: bytes) -> str:
+        """Stores bytes to the end, also under a cancel: the call has ended, and its result must not be lost for
+        that."""
+        storing = asyncio.ensure_future(store(data))
+        try:
+            return await asyncio.shield(storing)
+        except asyncio.CancelledError:
+            digest = await storing
+            task = asyncio.current_task()
+            if task is not None:
+                task.cancel()  # delivered where it waits next, once the result is recorded
+            return digest
+        except RefusedError as error:
+            self._drive.refuse(error)
+
     async def _failed_or_stored(self, work: Work, permit: Permit, failed: Failed, alone: bool) -> Answer:
         store = self._drive.bindings.put_artifact
         artifact = None
         if len(failed.message) > texts.INLINE_CAP and store is not None:
-            artifact = await store(failed.message.encode("utf-8"))
+            artifact = await self._stored(store, failed.message.encode("utf-8"))
         return self._failed(work, permit, failed, alone, artifact)
 
     def _failed(
@@ -240,12 +272,11 @@ class Settling:
             return Observation(work.call, work.tool, status, answer.observation, artifact=answer.artifact)
         if answer.suspend is not None:
             wanted = answer.suspend
-            value = await gates.wait_for_answer(self._drive, work.call, wanted.reason, wanted.kind, wanted.schema)
-            text = texts.value_text(value)
-            return _completed(work, value, text if text.strip() else texts.NO_OUTPUT)
+            given = await gates.wait_for_answer(self._drive, work.call, wanted.reason, wanted.kind, wanted.schema)
+            text = given.observation if given.observation is not None else texts.value_text(given.value)
+            return _completed(work, given.value, text)
         if answer.sleep_until is not None:
-            woke = await gates.sleep_until(self._drive, work.call, answer.sleep_until)
-            return _completed(work, None, texts.woke(gates.from_ns(woke).isoformat()))
+            await gates.sleep_until(self._drive, work.call, answer.sleep_until)
         shown = answer.observation if answer.observation is not None else texts.value_text(answer.output)
         return _completed(work, answer.output, shown, answer.artifact)
 

@@ -19,7 +19,11 @@ _COLUMN_TYPES: tuple[frozenset[type], ...] = (
     *map(frozenset, ((str,), (int,), (str,), (int,), (int,), (int,), (bytes,))),
     *map(frozenset, ((bytes, NoneType), (bytes, NoneType), (bytes,))),
 )
-DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, UnicodeDecodeError)
+DAMAGE = (
+    *(apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.TooBigError, UnicodeDecodeError),
+    apsw.SQLError,  # our own statements are right, so the tables are not what they were
+)
+"""What reading raises for a file whose content changed."""
 
 _RUNS = f"""
 select run.run_id, agent, phase, terminal_reason, park, wake_at, events, first.recorded_at, last.recorded_at,
@@ -28,6 +32,7 @@ from run
 left join lease using (run_no)
 left join event as first on first.rowid = run_no << {SEQ_BITS}
 left join event as last on last.rowid = (run_no << {SEQ_BITS}) + events - 1
+where ?1 is null or run.run_id = ?1
 order by first.recorded_at, run_no
 """  # noqa: S608 - a number of ours
 _RUN_TYPES: tuple[tuple[type, ...], ...] = (
@@ -153,8 +158,10 @@ def _find_run(connection: apsw.Connection, run_id: str) -> tuple[int, bytes, int
     return found  # type: ignore[no-any-return]
 
 
-def list_runs(connection: apsw.Connection, path: Path, is_dead: Callable[[str], bool]) -> list[RunSummary]:
-    """Every run, by the time it started.
+def list_runs(
+    connection: apsw.Connection, path: Path, is_dead: Callable[[str], bool], run_id: str | None
+) -> list[RunSummary]:
+    """Every run, by the time it started, or the one run.
 
     Raises:
         MalformedJournalError: a row of the list is damaged.
@@ -163,15 +170,15 @@ def list_runs(connection: apsw.Connection, path: Path, is_dead: Callable[[str], 
     alive: dict[str, bool] = {}
     summaries = []
     with translated(path), damage_named("?", lambda: None):
-        for row in connection.execute(_RUNS):
+        for row in connection.execute(_RUNS, (run_id,)):
             if not all(isinstance(value, types) for value, types in zip(row, _RUN_TYPES, strict=True)):
                 name = row[0] if isinstance(row[0], str) else "?"
                 raise MalformedJournalError(name, None, None, "its line in the list of runs is damaged")
-            run_id, *index, events, started_at, updated_at, driver_id, epoch = row
+            id, *index, events, started_at, updated_at, driver_id, epoch = row
             if driver_id is not None and driver_id not in alive:
                 alive[driver_id] = not is_dead(driver_id)
             held = driver_id is not None and alive[driver_id]
-            summaries.append(RunSummary(run_id, IndexRow(*index), events, started_at, updated_at, held, epoch))
+            summaries.append(RunSummary(id, IndexRow(*index), events, started_at, updated_at, held, epoch))
     return summaries
 
 

@@ -24,6 +24,8 @@ OLDEST_SQLITE = (3, 51, 3)
 
 SEQ_BITS = 32
 
+_DEFINITIONS = "select type, name, tbl_name, sql from sqlite_schema"
+
 _HEADER_BYTES = 100
 """Of every SQLite file (https://sqlite.org/fileformat.html, section 1.3)."""
 
@@ -169,6 +171,18 @@ def checked_version(connection: apsw.Connection, path: Path) -> int:
             next="use the release of Perdure that wrote it, or a later one",
         )
     return version
+
+
+def definition_damage(connection: apsw.Connection) -> str | None:
+    """Which of our tables or indexes is not defined as it was made; None when all are."""
+    sound = apsw.Connection(":memory:")
+    try:
+        _apply(sound)
+        wanted = sound.execute(_DEFINITIONS).fetchall()
+    finally:
+        sound.close()
+    changed = set(wanted) - set(connection.execute(_DEFINITIONS))
+    return f"the definition of {min(str(name) for _, name, *_ in changed)} is damaged" if changed else None
 
 
 def header_damage(path: Path) -> str | None:

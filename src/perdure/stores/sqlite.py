@@ -164,14 +164,14 @@ class SqliteStore:
         """
         return await self._reader.read(lambda c: reading.read_run(c, self.path, run_id, from_seq))
 
-    async def runs(self) -> list[RunSummary]:
+    async def runs(self, run_id: str | None = None) -> list[RunSummary]:
         """See `Store.runs`.
 
         Raises:
             MalformedJournalError: a row of the list is damaged.
             StoreError: the file cannot be read.
         """
-        return await self._reader.read(lambda c: reading.list_runs(c, self.path, self._driver.is_dead))
+        return await self._reader.read(lambda c: reading.list_runs(c, self.path, self._driver.is_dead, run_id))
 
     async def put_artifact(self, run_id: str, data: bytes) -> str:
         """See `Store.put_artifact`.

@@ -137,10 +137,9 @@ class _Walk:
             self._walk_events()
             self._check_counts()
             self._walk_artifacts()
-        except (*DAMAGE, apsw.SQLError) as error:
+        except DAMAGE as error:
             self._bad(*self._reached(), None, f"the file cannot be read on from here ({error})")
-        if self._only is None:
-            self._check_structure()
+        self._check_structure()
         runs = list(self._runs.values())
         head = runs[0].head.hex() if self._only is not None and runs else _head_of_all(runs)
         self._check_heads(head)
@@ -252,11 +251,14 @@ class _Walk:
 
     def _check_structure(self) -> None:
         try:
-            found = [line for (line,) in self._connection.execute("pragma integrity_check(3)")]
-        except (*DAMAGE, apsw.SQLError) as error:
-            found = [str(error)]
-        if found != ["ok"]:
-            self._bad(None, None, None, f"the file's structure is damaged ({'; '.join(found)})")
+            problem = schema.definition_damage(self._connection)
+            if problem is None and self._only is None:
+                lines = [str(line) for (line,) in self._connection.execute("pragma integrity_check(3)")]
+                problem = None if lines == ["ok"] else "; ".join(lines)
+        except DAMAGE as error:
+            problem = str(error)
+        if problem is not None:
+            self._bad(None, None, None, f"the file's structure is damaged ({problem})")
 
     def _check_heads(self, head: str) -> None:
         expected = self._expected

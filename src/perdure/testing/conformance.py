@@ -164,9 +164,12 @@ async def _a_refused_piece_fails_alone(open_store: OpenStore) -> None:
     runs = [await begun(store, f"run-{number}") for number in range(6)]
     bad_chain = runs[3][0]
     bad_chain.next()
+    bad_run = asyncio.ensure_future(store.create("run-7", KEY, Chain("run-8").next(), OPEN))
     pieces = [store.append(lease, chain.next(2), None) for chain, lease in runs]
-    done = await asyncio.gather(*pieces, return_exceptions=True)
+    *done, created = await asyncio.gather(*pieces, bad_run, return_exceptions=True)
     assert [isinstance(result, StoreError) for result in done] == [chain is bad_chain for chain, _ in runs]
+    assert isinstance(created, StoreError)
+    assert await store.read("run-7") is None
     for chain, lease in runs:
         expected = chain.sealed[:2] if chain is bad_chain else chain.sealed
         assert (await read(store, lease.run_id)).envelopes == tuple(expected)

@@ -78,10 +78,10 @@ class CrashingStore:
         self._require_alive()
         return await self._inner.read(run_id, from_seq)
 
-    async def runs(self) -> list[RunSummary]:
+    async def runs(self, run_id: str | None = None) -> list[RunSummary]:
         """See `Store.runs`."""
         self._require_alive()
-        return await self._inner.runs()
+        return await self._inner.runs(run_id)
 
     async def put_artifact(self, run_id: str, data: bytes) -> str:
         """See `Store.put_artifact`."""

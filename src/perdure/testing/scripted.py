@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from perdure.errors import ModelError
+from perdure.errors import RETRYABLE_KINDS, ModelError
 from perdure.ports import CallDelta, ModelEvent, TextDelta, TurnDone, UsageReport
 from perdure.prompting.request import ModelRequest
 from perdure.testing.replies import (
@@ -29,9 +29,6 @@ __all__ = [
     "fault",
     "text",
 ]
-
-RETRYABLE = ("rate_limited", "overloaded", "timeout", "connection")
-"""The kinds of `ModelError` after which the same request may be sent again."""
 
 
 class ScriptedModel:
@@ -83,7 +80,9 @@ class ScriptedModel:
 
 def _refusal(kind: str, retry_after_s: float | None) -> ModelError:
     found = f"scripted fault {kind}"
-    return ModelError(kind, found, where="scripted:script", retryable=kind in RETRYABLE, retry_after_s=retry_after_s)
+    return ModelError(
+        kind, found, where="scripted:script", retryable=kind in RETRYABLE_KINDS, retry_after_s=retry_after_s
+    )
 
 
 def _events(reply: Reply, number: int, chunk: int) -> list[ModelEvent]:

@@ -64,6 +64,11 @@ class FunctionTool(Generic[P, R]):
         """What the plain function does."""
         return self._function(*args, **kwargs)
 
+    @property
+    def checks_with_user_code(self) -> bool:
+        """Whether checking arguments may run a validator of the user's."""
+        return self._parameters.runs_functions
+
     def bind(self, arguments: JsonObject) -> BoundCall:
         """Checks the arguments; the returned function runs the tool once with them, as often as it is called.
 

@@ -38,6 +38,10 @@ class Parameters:
         self.context = context
         """Name of the parameter that takes the call's context, absent from the schema."""
         self._model, self._fields, self._own = model, fields, own
+        # Whatever is no plain type of the checking library goes through a function; whose it is cannot be told from
+        # here.
+        self.runs_functions = "'function-" in repr(model.__pydantic_core_schema__)
+        """Whether checking runs functions, such as a validator of the user's."""
 
     def read(self, tool: str, arguments: JsonObject) -> dict[str, Any]:
         """The arguments as Python values, by parameter. A parameter that was not sent and has a default is left out.
