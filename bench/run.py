@@ -2,10 +2,10 @@
 
     scripts/bench [--dir DIR] [--json FILE|-] [--rounds 5] [--turns 100,1000,10000] [--strict]
 
-Every figure is taken in a process of its own. In each round every size of W1 follows the floor on the same file
-system, so that a disk that is slow for a while is slow for both; what is printed is the median over the rounds, and
-for ratios the median of the ratios. Exit 1: a target was missed, with --strict; or a measurement failed. Exit 2: it
-cannot be measured here.
+Every figure is taken in a process of its own. In each round every size of W1 stands between two measurements of the
+floor on the same file system, so that a disk that is slow for a while is slow for both; what is printed is the median
+over the rounds, and for ratios the median of the ratios. Exit 1: a target was missed, with --strict; or a measurement
+failed. Exit 2: it cannot be measured here.
 """
 
 import argparse
@@ -30,7 +30,12 @@ SYNC_CALLS = "fdatasync,fsync,sync_file_range,msync"
 MOST_COMMITS = 2.05
 """Two commits a turn; a heartbeat that falls due while nothing is written is one more, a few in a thousand turns."""
 
+FLOOR_TURNS = 500
+"""So many that a single slow sync does not make the floor."""
+
 Figures = dict[str, float]
+Pair = tuple[Figures, Figures]
+"""The floor and W1, measured side by side."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=place(options.dir)) as folder:
         disk = Disk(Path(folder))
-        rounds = [[disk.pair(turns) for turns in options.turns] for _ in range(options.rounds)]
+        rounds = [disk.pairs(options.turns) for _ in range(options.rounds)]
         syncs = None if options.no_strace else disk.syncs_a_turn(options.turns)
         report = summary(options.turns, rounds, syncs, disk.kind)
     shown = json.dumps(report, indent=2)
@@ -137,10 +142,15 @@ class Disk:
         self._folder = folder
         self.kind = file_system(folder)
 
-    def pair(self, turns: int) -> tuple[Figures, Figures]:
-        """The floor, then W1."""
-        # So many commits that a single slow sync does not make the floor, so few that the rounds end.
-        return self._run("floor.py", min(max(turns, 200), 1000)), self._run("w1.py", turns)
+    def pairs(self, sizes: Sequence[int]) -> list[Pair]:
+        """Every size of W1, with the mean of the floors before and after it."""
+        found, before = [], self._run("floor.py", FLOOR_TURNS)
+        for turns in sizes:
+            measured = self._run("w1.py", turns)
+            after = self._run("floor.py", FLOOR_TURNS)
+            found.append(({name: (before[name] + after[name]) / 2 for name in before}, measured))
+            before = after
+        return found
 
     def syncs_a_turn(self, sizes: Sequence[int]) -> float | None:
         """Calls that wait for the disk, checkpoints included; None without strace.
@@ -188,9 +198,7 @@ class MeasurementError(Exception):
 # Reporting
 
 
-def summary(
-    turns: Sequence[int], rounds: Sequence[Sequence[tuple[Figures, Figures]]], syncs: float | None, kind: str
-) -> dict[str, Any]:
+def summary(turns: Sequence[int], rounds: Sequence[Sequence[Pair]], syncs: float | None, kind: str) -> dict[str, Any]:
     """The report: a row a size, then the targets."""
 
     def over_rounds(size: int, value: Callable[[Figures, Figures], float]) -> float:
@@ -201,7 +209,7 @@ def summary(
             "turns": count,
             "ms_per_turn": over_rounds(size, lambda _, w1: each(w1, "seconds") * 1e3),
             "floor_ms_per_turn": over_rounds(size, lambda floor, _: each(floor, "seconds") * 1e3),
-            "times_floor": over_rounds(size, lambda floor, w1: each(w1, "seconds") / each(floor, "seconds")),
+            "times_floor": median(times_floor(measured[size]) for measured in rounds),
             "cpu_ms_per_turn": over_rounds(size, lambda _, w1: each(w1, "cpu_seconds") * 1e3),
             "floor_cpu_ms_per_turn": over_rounds(size, lambda floor, _: each(floor, "cpu_seconds") * 1e3),
             "commits_per_turn": over_rounds(size, lambda _, w1: each(w1, "commits")),
@@ -218,7 +226,8 @@ def summary(
         }
         for size in range(len(turns) - 1)
     ]
-    last_to_first = median(each(measured[-1][1], "seconds") / each(measured[0][1], "seconds") for measured in rounds)
+    # Each over its own floor: minutes lie between the two, in which the disk may have become another.
+    last_to_first = median(times_floor(measured[-1]) / times_floor(measured[0]) for measured in rounds)
     report: dict[str, Any] = {
         "workload": "w1",
         "rounds": len(rounds),
@@ -227,13 +236,20 @@ def summary(
         "cpus": os.cpu_count(),
         "sizes": rows,
         "growth": growth,
+        "growth_of_a_turn": last_to_first,
         "syncs_per_turn": syncs,
     }
     report["targets"] = [shown(target) for target in targets(rows, growth, syncs, last_to_first)]
     return report
 
 
-def growth_of(measured: Sequence[tuple[Figures, Figures]], size: int, name: str) -> float:
+def times_floor(pair: Pair) -> float:
+    """A turn of W1 in turns of the floor beside it."""
+    floor, w1 = pair
+    return each(w1, "seconds") / each(floor, "seconds")
+
+
+def growth_of(measured: Sequence[Pair], size: int, name: str) -> float:
     """What each further turn adds between a size and the next: a run's first and last event do not count."""
     smaller, larger = measured[size][1], measured[size + 1][1]
     return (larger[name] - smaller[name]) / (larger["turns"] - smaller["turns"])
@@ -251,7 +267,7 @@ def targets(
     middle = min(rows, key=lambda row: abs(row["turns"] - 1000))
     at = f"at {middle['turns']:,} turns"
     store = max(step["store_bytes_per_turn"] for step in growth) / 1e3
-    ends = f"{rows[-1]['turns']:,} against {rows[0]['turns']:,} turns"
+    ends = f"{rows[-1]['turns']:,} against {rows[0]['turns']:,} turns, each over its floor"
     commits = max(step["commits_per_turn"] for step in growth)
     return [
         Target("commits a turn", commits, MOST_COMMITS, note="two, and the driver's heartbeats"),

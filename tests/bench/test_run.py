@@ -31,7 +31,13 @@ def test_a_ratio_is_the_median_of_the_ratios_of_pairs_and_not_a_ratio_of_medians
     ]
     report = summary([10, 20], rounds, None, "ext4")
     assert [row["times_floor"] for row in report["sizes"]] == [3.0, 3.0]
+    # 2.0 s, 30.0 s and 10.0 s for ten turns.
     assert report["sizes"][0]["ms_per_turn"] == 1000.0
+
+
+def test_a_disk_that_became_slow_within_a_round_does_not_count_as_growth() -> None:
+    rounds = [[(figures(10, 1.0), figures(10, 3.0)), (figures(10, 4.0), figures(20, 26.0))]]
+    assert summary([10, 20], rounds, None, "ext4")["growth_of_a_turn"] == pytest.approx(13 / 12)
 
 
 def test_what_a_run_costs_once_is_not_shared_out_over_its_turns() -> None:

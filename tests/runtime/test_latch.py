@@ -172,8 +172,10 @@ async def test_a_divergence_records_nothing_even_when_the_loop_swallows_it(tmp_p
             await ctx.do("other", lambda: 1)
         except DivergedError as error:
             seen.append(f"{error.call} {error.part} | {error.recorded} | {error.asked}")
-        with pytest.raises(DivergedError):
+            first = error
+        with pytest.raises(DivergedError) as again:
             await ctx.wait("which?", schema={})
+        assert again.value is first
         return "made up"
 
     agent = agent_of(loop=loop)

@@ -229,6 +229,8 @@ class Dispatch:
         return None
 
     def _close(self, rest: list[Placed], stop: Refusal) -> tuple[Observation, ...]:
+        if stop.reason.startswith(_LIMIT):
+            stop = Refusal(stop.reason, texts.LIMIT_REACHED)  # its own text may be about that one call alone
         for one in rest:
             closed = one.verdict if isinstance(one.verdict, Refusal) else stop
             self.refuse(one.id, one.call.name, closed)

@@ -35,6 +35,8 @@ async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
     context.begin(text)
     try:
         output = await loop(context, text)
+        if drive.latch is None and drive.cursor.live and drive.bindings.answer_check is not None:
+            await drive.durable()  # before code of the user's runs, a check of the answer too
     except (Exception, asyncio.CancelledError, BaseExceptionGroup, Parked) as error:
         if drive.latch is None:
             _end_by_error(drive, error)

@@ -38,6 +38,8 @@ class Settling:
         self._drive = drive
         self.met: set[str] = set()
         """Calls with a recorded intent."""
+        self._cut: dict[str, asyncio.CancelledError] = {}
+        """Calls that had ended when they were cancelled, and whose large result was being stored."""
 
     async def settle(self, works: Sequence[Work]) -> list[Answer]:
         """Ends every call of a group; more than one only for parallel reads. Answers in the order of the calls."""
@@ -146,10 +148,14 @@ class Settling:
     async def _run(self, work: Work, permit: Permit, *, alone: bool) -> Answer:
         """Attempts until it ends; a completion is queued the moment it is there."""
         try:
-            return await self._record(work, permit, await self._attempts(work, permit), alone)
+            answer = await self._record(work, permit, await self._attempts(work, permit), alone)
         except asyncio.CancelledError:
             self._cancelled(work, permit, begun=True)
             raise
+        cut = self._cut.pop(work.call, None)
+        if cut is not None:
+            raise cut
+        return answer
 
     async def _attempts(self, work: Work, permit: Permit) -> Result:
         drive = self._drive
@@ -212,7 +218,7 @@ class Settling:
         store = self._drive.bindings.put_artifact
         if work.inline or len(text) <= texts.INLINE_CAP or store is None:
             return self._completed(work, permit, value)
-        digest = await self._stored(store, canonical(value))
+        digest = await self._stored(work, store, canonical(value))
         shown = texts.large_value(text, digest)
         return self._note(permit, ev.ToolCallCompleted(work.call, observation=shown, artifact=digest))
 
@@ -220,18 +226,15 @@ class Settling:
         shown = None if texts.value_text(value).strip() else texts.NO_OUTPUT
         return self._note(permit, ev.ToolCallCompleted(work.call, value, shown))
 
-    async def _stored(self, store: Callable[[bytes], Awaitable[str]], data: bytes) -> str:
+    async def _stored(self, work: Work, store: Callable[[bytes], Awaitable[str]], data: bytes) -> str:
         """Stores bytes to the end, also under a cancel: the call has ended, and its result must not be lost for
-        that."""
+        that. The cancel goes on once the result is recorded."""
         storing = asyncio.ensure_future(store(data))
         try:
             return await asyncio.shield(storing)
-        except asyncio.CancelledError:
-            digest = await storing
-            task = asyncio.current_task()
-            if task is not None:
-                task.cancel()  # delivered where it waits next, once the result is recorded
-            return digest
+        except asyncio.CancelledError as cancel:
+            self._cut[work.call] = cancel
+            return await storing
         except RefusedError as error:
             self._drive.refuse(error)
 
@@ -239,7 +242,7 @@ class Settling:
         store = self._drive.bindings.put_artifact
         artifact = None
         if len(failed.message) > texts.INLINE_CAP and store is not None:
-            artifact = await self._stored(store, failed.message.encode("utf-8"))
+            artifact = await self._stored(work, store, failed.message.encode("utf-8"))
         return self._failed(work, permit, failed, alone, artifact)
 
     def _failed(

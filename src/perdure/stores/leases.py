@@ -105,6 +105,8 @@ def create(
         "insert into lease(run_no, epoch, driver_id, events) values(?, 1, ?, 0)", (run_no, driver.driver_id)
     )
     lease = Lease(run_id, 1)
+    if not envelopes:
+        raise _gap(driver, lease, "a run begins with an event, none was given")
     driver.held[run_id] = Held(run_no, 1)
     try:
         append(connection, driver, lease, envelopes, None)

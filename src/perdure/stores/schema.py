@@ -67,7 +67,9 @@ create table lease(run_no integer primary key, epoch integer not null, driver_id
 -- Drivers that were taken over while their lock was still held: until they are dead they may still be inside a call.
 create table outlived(run_no integer not null, driver_id text not null, primary key (run_no, driver_id)) without rowid;
 create table driver(driver_id text primary key, beat integer not null, beat_at integer not null) without rowid;
-create table artifact(run_no integer not null, digest text not null, data blob not null, unique (run_no, digest));
+create table artifact(
+    run_no integer not null, digest text not null, data blob not null, primary key (run_no, digest)
+) without rowid;
 create table migration(version integer primary key);
 """
 

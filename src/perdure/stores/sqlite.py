@@ -97,7 +97,11 @@ class SqliteStore:
 
     async def acquire(self, run_id: str) -> Lease:
         """See `Store.acquire`. Returns or refuses at once, unless the holder's process exists but its heartbeat is
-        older than the lease time: then the heartbeat is watched for the lease time."""
+        older than the lease time: then the heartbeat is watched for the lease time.
+
+        A holder that was stopped (SIGSTOP) in the middle of a commit keeps the file's own lock as well. Then nobody can
+        write, and StoreError says so, until it is continued or killed.
+        """
         held = self._driver.held.get(run_id)
         if held is not None and not held.lost:
             raise leases.held_here(run_id)

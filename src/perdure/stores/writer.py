@@ -54,7 +54,7 @@ class Writer:
         self._connection: apsw.Connection | None = None
         self.failure: StoreError | None = None
         """Why nothing is written any more; None while all is well."""
-        self._thread = threading.Thread(target=self._run, name="perdure-writer", daemon=True)
+        self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
         """Opens the store in the writer's thread.
@@ -62,8 +62,8 @@ class Writer:
         Raises:
             StoreError, UnknownError: it cannot be opened.
         """
-        opened = self._loop.create_future()
-        self._queue.put([Piece(self._open, opened)])
+        opened: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="perdure-writer", daemon=True)
         self._thread.start()
         await opened
 
@@ -91,8 +91,9 @@ class Writer:
             self._closing = True
             self._hand_over()
             self._queue.put(None)
-        await asyncio.shield(self._ended)
-        self._thread.join()
+        if self._thread is not None:
+            await asyncio.shield(self._ended)
+            self._thread.join()
 
     def _hand_over(self) -> None:
         if self._gathered:
@@ -101,28 +102,23 @@ class Writer:
 
     # From here on: the writer's thread.
 
-    def _run(self) -> None:
-        opening = self._queue.get()
-        assert opening is not None
+    def _run(self, opened: "asyncio.Future[None]") -> None:
         try:
-            self._open_now(opening[0])
+            self._open(opened)
             while (batch := self._next_batch()) is not None:
                 self._tell(self._settle(batch))
         finally:
             self._disconnect()
             self._call(lambda: self._ended.set_result(None))
 
-    def _open(self, connection: apsw.Connection) -> None:
-        """The first piece: nothing is written by it."""
-
-    def _open_now(self, piece: Piece) -> None:
+    def _open(self, opened: "asyncio.Future[None]") -> None:
+        error: Exception | None = None
         try:
             self._connection = self._open_connection()
-        except Exception as error:  # noqa: BLE001 - handed to whoever opens the store
-            self.failure = store_error(error, self._driver.path)
-            self._tell([(piece, None, error if isinstance(error, PerdureError) else self.failure)])
-        else:
-            self._tell([(piece, None, None)])
+        except Exception as refused:  # noqa: BLE001 - handed to whoever opens the store
+            self.failure = store_error(refused, self._driver.path)
+            error = refused if isinstance(refused, PerdureError) else self.failure
+        self._tell([(Piece(_nothing, opened), None, error)])
 
     def _next_batch(self) -> list[Piece] | None:
         """Everything queued, once there is something or the heartbeat is due; None at the end."""
@@ -222,6 +218,10 @@ class Writer:
         except RuntimeError:
             # The loop is closed: nobody is left to be told, and what is stored stays stored.
             self._closing = True
+
+
+def _nothing(connection: apsw.Connection) -> None:
+    """What opening writes."""
 
 
 def _resolve(settled: list[Settled]) -> None:

@@ -155,6 +155,8 @@ async def _events_of_another_run_are_refused(open_store: OpenStore) -> None:
         await store.append(lease, other.next(), None)
     with refused(StoreError):
         await store.create("run-3", KEY, Chain("run-4").next(), OPEN)
+    with refused(StoreError):
+        await store.create("run-3", KEY, [], OPEN)
     assert (await read(store, "run-1")).envelopes == tuple(chain.sealed)
     assert await store.read("run-3") is None
 
