@@ -69,6 +69,7 @@ async def run_embedded(
     journal.begin_drive(ev.DriveStarted(state.drives + 1, VERSION, cause), *rebound(state, binding))
     bindings = Bindings(binding.client, agent.tools_by_name, clock, entropy, agent.answer_check, check_schema)
     drive = Drive(state.run_id, key, state.drives + 1, state.started.agent, Cursor(events), journal, bindings)
+    drive.cancel_requested = state.cancel
     try:
         if state.end is None:
             await run_loop(drive, agent.loop_function, state.started.input)

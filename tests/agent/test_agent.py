@@ -7,11 +7,10 @@ import pydantic
 import pytest
 
 from perdure.agent import ANSWER_DESCRIPTION, Agent, label_problems
-from perdure.errors import AnswerToolNameTakenError
 from perdure.contracts.agents import Settings
 from perdure.contracts.limits import Limits, Price
 from perdure.contracts.messages import Effect
-from perdure.errors import ConfigurationError, ToolDefinitionError
+from perdure.errors import AnswerToolNameTakenError, ConfigurationError, ToolDefinitionError
 from perdure.loops.react import react
 from perdure.tools.define import tool
 

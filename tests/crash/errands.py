@@ -30,7 +30,7 @@ from perdure.testing.clocks import DAWN_NS
 from perdure.testing.scripted import Reply, calls, text
 
 DAWN = datetime.fromtimestamp(DAWN_NS / 10**9, UTC)
-ANSWERS = {"12.0": {"allowed": True}, "9.3": "north", "4.1": {"allowed": True}}
+ANSWERS = {"10.0": {"allowed": True}, "8.4": "north", "4.1": {"allowed": True}}
 """What a person says, by call."""
 
 
@@ -150,8 +150,7 @@ def tools_over(town: Town) -> list[Any]:
 # ReAct
 
 SCRIPT: tuple[Reply, ...] = (
-    calls(("look", {"place": "gate"}), text="First a look."),
-    calls(("weigh", {"thing": "ox"}), ("weigh", {"thing": "wagon"}), ("weigh", {"thing": "hen"})),
+    calls(("weigh", {"thing": "ox"}), ("weigh", {"thing": "wagon"}), ("weigh", {"thing": "hen"}), text="First."),
     calls(("paint", {"wall": "north"})),
     calls(
         ("look", {"place": "yard"}),
@@ -166,7 +165,6 @@ SCRIPT: tuple[Reply, ...] = (
     calls(("knock", {"door": "inn"}), ("signpost", {"name": "east"})),
     calls(("fly", {"to": "moon"}), ("look", {"place": "well"}), ("paint", {"wall": "west"})),
     calls(("order", '{"thing": "nai'), ("order", {"thing": 7}), ("order", {"thing": "nails"})),
-    calls(("order", {"thing": "nails"})),
     text(""),
     calls(("permission", {"to": "dig"})),
     calls(("trip", {"over": "root"})),
@@ -174,13 +172,11 @@ SCRIPT: tuple[Reply, ...] = (
     calls(("send", {"letter": "news"})),
     calls(("look", {"place": "road"}), ("send", {"letter": "news"})),
     calls(("rest", {"hours": 9})),
-    calls(("carve", {"word": "elm"}), ("carve", {"word": "ash"})),
     calls(("ring", {"door": "hall"})),
     calls(("answer", {"done": True, "note": "early"}), ("look", {"place": "door"})),
     text("I am done."),
     calls(("answer", {"done": "yes"})),
     calls(("answer", {"done": "yes"})),
-    calls(("paint", {"wall": "east"}), ("order", {"thing": "tar"})),
     calls(("answer", {"done": True, "note": "all painted"})),
 )
 
@@ -238,7 +234,7 @@ async def _between(ctx: RunContext, seen: list[str]) -> None:
             await ctx.do("break", _break)
         except CallFailedError as error:
             seen.append(str(error))
-    if turn == 9:
+    if turn == 8:
         seen.append(str(await ctx.wait("Which way?", schema={"enum": ["north", "south"]})))
 
 
@@ -258,9 +254,7 @@ OWN_SCRIPT: tuple[Reply, ...] = (
     calls(("knock", {"door": "mill"})),
     calls(("knock", {"door": "barn"}), ("fly", {"to": "moon"})),
     calls(("trip", {"over": "root"}), ("rest", {"hours": 9}), ("ring", {"door": "hall"})),
-    calls(("order", {"thing": 7}), ("paint", {"wall": "west"})),
-    calls(("carve", {"word": "elm"}), ("send", {"letter": "news"})),
-    calls(("order", {"thing": "tar"}), ("order", {"thing": "tar"})),
+    calls(("order", {"thing": 7}), ("carve", {"word": "elm"}), ("send", {"letter": "news"})),
     text("Done."),
 )
 

@@ -10,7 +10,7 @@ from perdure.testing.scripted import ScriptedModel
 from perdure.testing.sweeping import SweepReport, sweep
 
 PARTS = 3
-LIVE_PARTS = 12
+LIVE_PARTS = 20
 
 loops = pytest.mark.parametrize("loop", LOOPS)
 

@@ -34,7 +34,7 @@ def test_the_readmes_commands_run_the_readmes_agent(shop: Path) -> None:
     commands = [line.removeprefix("$ perdure ") for line in blocks("README.md", "console")[0].splitlines()]
     assert len(commands) == 4
     for command in commands:
-        ended = run(["sh", "-c", f'{sys.executable} -m perdure.cli {command}'], shop)
+        ended = run(["sh", "-c", f"{sys.executable} -m perdure.cli {command}"], shop)
         assert ended.returncode == 0, (command, ended.stdout, ended.stderr)
 
 

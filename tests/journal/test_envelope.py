@@ -111,6 +111,15 @@ def test_a_gap_a_swap_and_a_double_are_found(damage: Any) -> None:
         check_chain(RUN, damage(chain()))
 
 
+def test_a_chain_that_was_made_with_a_hole_is_found_though_every_link_holds() -> None:
+    """S-070, C15."""
+    first = chain(1)[0]
+    payload = ev.payload_bytes(ev.NowObserved("0.1", 1))
+    third = seal(first.digest, RUN, 2, "now_observed", 1, 1, bytes(SALT_BYTES), payload)
+    with pytest.raises(MalformedJournalError, match="event 1 is missing"):
+        check_chain(RUN, [first, third])
+
+
 def test_an_event_cannot_be_moved_into_another_place_of_an_equal_chain() -> None:
     """S-073: the frame holds the place, so an event with the same payload elsewhere does not fit."""
     events = chain()

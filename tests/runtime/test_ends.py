@@ -239,6 +239,18 @@ async def test_a_journal_cut_between_the_request_to_cancel_and_the_end_ends_canc
     assert kinds(journal)[-1] == "run_cancelled"
 
 
+async def test_such_a_journal_ends_cancelled_over_a_list_too() -> None:
+    """R-012, R-002: one kernel."""
+    run = await embedded(agent_of(), script(END))
+    asks = extended(cut(run, before(run, "model_call_requested")), ev.CancelRequested("enough", "ada"))
+    model = script(END)
+    again = await embedded(agent_of(), model, recorded=asks)
+    assert (again.outcome.status, again.outcome.terminal_reason) == ("cancelled", "user_cancelled")
+    assert model.requests == []
+    assert kinds(again.envelopes)[-1] == "run_cancelled"
+    assert count(again.envelopes, "cancel_requested") == 1
+
+
 # Texts that UTF-8 cannot hold
 
 

@@ -69,6 +69,19 @@ async def engine_over(directory: Path, wrapped: Callable[[Store], Any]) -> Any:
         yield engine, wrapper
 
 
+class AskedToGoOn(ScriptedModel):
+    """Answers when it is let."""
+
+    def __init__(self, *replies: Any) -> None:
+        super().__init__(replies, chunk=0)
+        self.go = asyncio.Event()
+
+    async def stream(self, request: ModelRequest) -> Any:
+        await self.go.wait()
+        async for event in super().stream(request):
+            yield event
+
+
 # A store that fails
 
 
@@ -247,25 +260,21 @@ async def test_a_run_that_ends_while_it_is_looked_at_is_never_shown_with_a_doubt
 async def test_runs_in_full_flight_are_never_shown_or_listed_with_a_doubt(tmp_path: Path) -> None:
     """R-098, O10."""
     agent = agent_of(act)
+    models = [AskedToGoOn(*[calls(("act", {"n": n}))] * 2, END) for n in range(8)]
     seen: list[str] = []
-
-    async def looks(engine: Engine, runs: list[Run]) -> None:
-        while engine.driving(runs[-1].id) is not None:
+    async with opened(tmp_path) as engine:
+        runs = [await engine.start(agent, "x", run_id=f"run-{n}", model=model) for n, model in enumerate(models)]
+        while any(engine.driving(run.id) is not None for run in runs):
             for run in runs:
                 shown = await engine.show(run.id)
                 assert (shown["doubts"], shown["park"]) == ([], None)
                 seen.append(shown["status"])
             assert {record["park"] for record in await engine.runs()} == {None}
-
-    async with opened(tmp_path) as engine:
-        runs = [
-            await engine.start(agent, "x", run_id=f"run-{n}", model=script(*[calls(("act", {"n": n}))] * 2, END))
-            for n in range(8)
-        ]
-        await looks(engine, runs)
+            for model in models:
+                model.go.set()
         for run in runs:
             assert (await run.wait()).output == "Done."
-    assert "running" in seen
+    assert seen[:8] == ["running"] * 8
 
 
 # Durable before a user's code runs
@@ -348,19 +357,6 @@ async def test_what_was_recorded_is_durable_before_an_answer_of_a_loop_of_ones_o
 # Reading along
 
 
-class AskedToGoOn(ScriptedModel):
-    """Answers when it is let."""
-
-    def __init__(self, *replies: Any) -> None:
-        super().__init__(replies, chunk=0)
-        self.go = asyncio.Event()
-
-    async def stream(self, request: ModelRequest) -> Any:
-        await self.go.wait()
-        async for event in super().stream(request):
-            yield event
-
-
 class SlowHost:
     """An engine for one handle, whose readings that find nothing from a seq on arrive late: after they were made."""
 
@@ -417,16 +413,19 @@ async def test_two_readers_each_get_every_event_when_it_is_there(tmp_path: Path)
             asyncio.create_task(collect(run, quick)),
             asyncio.create_task(collect(Run(host, RUN, engine.driving(RUN)), slow)),
         ]
-        await until("model_call_requested", quick, slow)
-        # The slow one has looked and seen nothing, and is told so only once there is something and the quick one has
-        # it.
-        await asyncio.wait_for(host.empty.wait(), LONG_S)
-        model.go.set()
-        await until("tool_call_requested", quick)
-        host.go.set()
-        await until("tool_call_requested", slow)
-        go.set()
-        await asyncio.wait_for(asyncio.gather(*readers), LONG_S)
+        try:
+            await until("model_call_requested", quick, slow)
+            # The slow one has looked and seen nothing, and is told so only once the quick one has more.
+            await asyncio.wait_for(host.empty.wait(), LONG_S)
+            model.go.set()
+            await until("tool_call_requested", quick)
+            host.go.set()
+            await until("tool_call_requested", slow)
+            go.set()
+            await asyncio.wait_for(asyncio.gather(*readers), LONG_S)
+        finally:
+            for event in (model.go, host.go, go):
+                event.set()
         whole = await engine.journal(RUN)
     assert tuple(quick) == tuple(slow) == whole
 

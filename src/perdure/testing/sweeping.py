@@ -11,7 +11,7 @@ process may have died before the effect or after it.
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -66,6 +66,8 @@ class Recording:
     envelopes: tuple[Envelope, ...]
     worlds: tuple[Any, ...]
     """For each event, and once more for the end: the world at the moment the event was handed to the store."""
+    open: tuple[tuple[OpenCall, ...], ...]
+    """For each number of events kept: the calls that have an intent and no answer then."""
     effects: Sequence[Any]
     requests: Mapping[int, str]
     """Digest of each model request, by the number of turns in it."""
@@ -179,7 +181,8 @@ class _Subject:
         if outcome.status == "parked":
             raise ValueError(f"the run to be swept parks: {outcome.park}")
         worlds = (*watching[0].worlds, world.snapshot())
-        return Recording(stored.key, stored.envelopes, worlds, world.effects(), driver.requests, outcome)
+        opened = _open_calls(stored.envelopes)
+        return Recording(stored.key, stored.envelopes, worlds, opened, world.effects(), driver.requests, outcome)
 
     async def cut(self, recording: Recording, case: Case) -> CutReport:
         """Writes the first events into a store, resumes the run from there and compares where it comes to."""
@@ -221,7 +224,7 @@ class _Subject:
     def _verdict(self, recording: Recording, case: Case) -> "_Verdict | None":
         if case.verdict is None:
             return None
-        call = fold(RUN_ID, recording.envelopes[: case.kept])[0].doubts()[0].call
+        call = next(call.call for call in recording.open[case.kept] if call.in_doubt)
         answer = _answer_to(recording, call)
         if case.verdict == "happened" and isinstance(answer, ev.ToolCallCompleted):
             return _Verdict(call, "happened", result=answer.output)
@@ -233,7 +236,7 @@ class _Subject:
 def cases_of(recording: Recording, kept: int) -> list[Case]:
     """The worlds one cut is tried in."""
     before = recording.worlds[max(kept - 1, 0)]
-    doubts = fold(RUN_ID, recording.envelopes[:kept])[0].doubts()
+    doubts = [call for call in recording.open[kept] if call.in_doubt]
     if doubts:
         answer = _answer_to(recording, doubts[0].call)
         truth = "happened" if isinstance(answer, ev.ToolCallCompleted) else "failed"
@@ -379,6 +382,15 @@ def _watched(store: Store, world: World, watching: list[_WatchedStore]) -> Any:
     return watching[-1]
 
 
+def _open_calls(envelopes: Sequence[Envelope]) -> tuple[tuple[OpenCall, ...], ...]:
+    state = RunState(RUN_ID)
+    found: list[tuple[OpenCall, ...]] = [()]
+    for envelope in envelopes:
+        state.advance(envelope, ev.decode(envelope))
+        found.append(tuple([replace(call) for call in state.open.values()]))
+    return tuple(found)
+
+
 def _answer_to(recording: Recording, call: str) -> ev.Event | None:
     for envelope in recording.envelopes:
         if envelope.kind in _ANSWERS:
@@ -468,8 +480,7 @@ def _expected_attempts(recording: Recording, case: Case) -> int:
         if isinstance(event, ev.AttemptStarted):
             attempts[event.call] += 1
             early[event.call] += envelope.seq < case.kept
-    state, _ = fold(RUN_ID, recording.envelopes[: case.kept]) if case.kept else (RunState(RUN_ID), [])
-    for call in state.open.values():
+    for call in recording.open[case.kept]:
         attempts[call.call] = _attempts_of(call, early[call.call], attempts[call.call], case)
     return attempts.total()
 
