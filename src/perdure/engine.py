@@ -5,6 +5,7 @@ store's.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -40,6 +41,8 @@ from perdure.runtime.ending import run_loop
 from perdure.runtime.journaling import RunJournal, index_row
 from perdure.stores.url import open_store
 from perdure.tools.output import check_schema
+
+_log = logging.getLogger("perdure")
 
 Cause = Literal["start", "resume", "recover"]
 Observer = Callable[[str, str, ModelEvent], None]
@@ -169,9 +172,7 @@ class Engine:
         proven = prove(await self.read(run_id))
         if proven.state.end is not None:
             return Run(self, run_id, None)
-        agent = recorded_agent(proven.state) if agent is None else agent
-        must_be_unchanged(proven.state, agent)
-        binding = rebind(proven.state, agent, model)
+        agent, binding = _fitting(proven.state, agent, model)
         try:
             lease, proven = await self._take(proven)
         except BaseException:
@@ -186,6 +187,13 @@ class Engine:
         return self._drive(
             agent, binding, sink, journal, proven.key, Cursor(proven.events), cause, *rebound(proven.state, binding)
         )
+
+    async def must_be_resumable(self, run_id: str) -> None:
+        """Raises what `resume` would be refused with for the agent or model the run names. Records nothing."""
+        state = await self.state(run_id)
+        if state.end is None:
+            _, binding = _fitting(state, None, None)
+            await binding.discard()
 
     async def _take(self, proven: Proven) -> tuple[Lease, Proven]:
         """Takes the lease, and what was recorded between the first reading and that."""
@@ -268,6 +276,9 @@ class Engine:
             try:
                 if driving.own_model:
                     await driving.drive.bindings.model.close()
+            except Exception:  # noqa: BLE001 - logged
+                # How the run stands is recorded; what a client makes of its closing cannot change that.
+                _log.warning("closing the model of run %s failed", lease.run_id, exc_info=True)
             finally:
                 await self._store.release(lease)
                 self._driven.pop(lease.run_id, None)
@@ -413,6 +424,13 @@ class Engine:
             "started_at": rfc3339(summary.started_at),
             "updated_at": rfc3339(summary.updated_at),
         }
+
+
+def _fitting(state: RunState, agent: Agent | None, model: str | ModelClient | None) -> tuple[Agent, Binding]:
+    """The agent to go on with, proven to be the one the run started with, and the model it asks."""
+    agent = recorded_agent(state) if agent is None else agent
+    must_be_unchanged(state, agent)
+    return agent, rebind(state, agent, model)
 
 
 def _no_such_run(run_id: str) -> UnknownError:

@@ -44,6 +44,28 @@ def test_the_readmes_python_prints_the_answer(shop: Path) -> None:
     assert ended.stdout == "completed - There were 3 apples; 7 more are on their way.\n", ended.stderr
 
 
+def test_the_tutorials_agent_is_killed_settled_and_ends_with_one_line(tmp_path: Path) -> None:
+    """S-064, S-065, H02: the tutorial's commands as they stand, in one shell."""
+    for language in ("python", "toml"):
+        for block in blocks("docs/tutorial.md", language):
+            name = block.splitlines()[0].removeprefix("# ")
+            if name.startswith("notes."):
+                (tmp_path / name).write_text(block, "utf-8")
+    before, kill, settle = (block for block in blocks("docs/tutorial.md", "sh") if "demo" not in block)
+    assert "setup" in before
+    program = f'perdure() {{ {sys.executable} -m perdure.cli "$@"; }}\n'
+    # As a user would, it waits until the line is there; a fixed pause would make a loaded machine fail.
+    run_, _, rest = kill.partition("sleep 3")
+    waits = "while ! [ -s notes.txt ]; do sleep 0.05; done #"
+    # The function is a shell of its own in the background, so the program is started as itself.
+    started = run_.replace("perdure run", f"{sys.executable} -m perdure.cli run")
+    ended = run(["bash", "-c", program + started + waits + rest + settle], tmp_path)
+    assert ended.returncode == 0, (ended.stdout, ended.stderr)
+    assert "needs_reconciliation" in ended.stdout
+    assert "run_completed" in ended.stdout
+    assert (tmp_path / "notes.txt").read_text("utf-8") == "buy apples\n"
+
+
 def test_the_loop_of_the_how_to_runs_parks_and_ends(tmp_path: Path) -> None:
     """S-001: a loop written outside has what the built-in one has."""
     loop = blocks("docs/how-to/own-loop.md", "python")[0]

@@ -115,7 +115,8 @@ def test_attempts_are_charged_and_not_completions() -> None:
         HEAD,
         ev.ModelCallRequested("1", "p:m", "t"),
         ev.AttemptStarted("1", 2, "recovery"),
-        ev.AttemptStarted("1", 3, "retry", "fault", Usage(10, 0)),
+        ev.ModelUsageReported("1", Usage(10, 0)),
+        ev.AttemptStarted("1", 3, "retry", "fault"),
         tool("0.0"),
         ev.AttemptStarted("0.0", 2, "recovery"),
     ).spent

@@ -19,6 +19,7 @@ from perdure import (
     ToolCall,
     ValueFormError,
     assemble,
+    react,
     tool,
 )
 from perdure.journal import events as ev
@@ -57,6 +58,27 @@ def test_the_built_in_loop_imports_nothing_but_the_context_and_pure_layers() -> 
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {str(name).split(".")[1] for name in imported} <= {"contracts", "prompting", "runtime"}
     assert "perdure.runtime.context" in imported
+
+
+async def test_loops_run_one_after_the_other_share_one_head_and_one_end() -> None:
+    """S-008, S-009, R-018: the built-in loop, called by another, leaves the end to its caller."""
+
+    async def loop(ctx: RunContext, task: str) -> Any:
+        first = await react(ctx, task)
+        await ctx.do("between", lambda: "x")
+        return [first, await react(ctx, task)]
+
+    replies = [calls(("look", {})), text("one"), calls(("look", {"place": "there"})), text("two")]
+    run = await embedded(agent_of(look, loop=loop), script(*replies))
+    assert run.outcome.output == ["one", "two"]
+    assert [kind for kind in kinds(run.envelopes) if kind.startswith(("run_", "proposal"))] == [
+        "run_started",
+        "proposal_received",
+        "run_completed",
+    ]
+    for kept in range(1, len(run.envelopes)):
+        again = await embedded(agent_of(look, loop=loop), script(*replies), recorded=cut(run, kept))
+        assert again.outcome.output == ["one", "two"]
 
 
 async def test_now_and_entropy_are_read_once_and_replayed() -> None:

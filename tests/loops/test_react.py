@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
-from tests.runtime.runs import agent_of, asked, count, embedded, kinds, observed, only, script, state_of
+from pydantic import BaseModel, field_validator
+from tests.runtime.runs import agent_of, asked, before, count, cut, embedded, kinds, observed, only, script, state_of
 
 from perdure import Agent, Limits, ToolFailed, assemble, run_embedded, tool
 from perdure.contracts.messages import StopReason, Usage
@@ -199,6 +199,40 @@ def test_a_tool_of_the_answer_tools_name_is_refused_before_anything_is_asked() -
 
     with pytest.raises(AnswerToolNameTakenError, match="answer"):
         agent_of(mine, output=Report)
+
+
+async def test_a_limit_met_by_a_re_ask_parks_like_any_other() -> None:
+    """S-034."""
+    agent = agent_of(output=Report, limits=Limits(max_model_turns=2))
+    run = await embedded(agent, ScriptedModel(lambda _: text("I am done.")))
+    assert run.outcome.park is not None
+    assert run.outcome.park.detail == {"limit": "max_model_turns", "max": 2, "used": 2, "need": 1}
+
+
+async def test_what_a_validator_said_is_on_record_and_read_from_there() -> None:
+    """S-019, S-020, C33, O8: with other words of a library's, or another validator, an old run reads the old words."""
+
+    class Strict(BaseModel):
+        done: bool
+
+        @field_validator("done")
+        @classmethod
+        def _must_hold(cls, value: bool) -> bool:
+            raise ValueError(words[0])
+
+    words = ["the old words"]
+    replies = [calls(("answer", {"done": True})), calls(("look", '{"place": 7}')), text("x"), text("y")]
+    agent = agent_of(look, output=Strict, limits=Limits(max_model_turns=4))
+    whole = await embedded(agent, script(*replies))
+    refused = only(whole.envelopes, ev.ToolCallRefused)
+    assert "the old words" in refused[0].observation
+    words[0] = "the new words"
+    model = script(*replies)
+    kept = cut(whole, before(whole, "model_call_completed", 2))
+    await embedded(agent, model, recorded=kept)
+    assert "the old words" in asked(model)[0][2]
+    assert "the new words" not in "".join(asked(model)[0])
+    assert refused[1].observation in asked(model)[0][4]
 
 
 # Bad calls

@@ -150,12 +150,11 @@ def named(attribute: str) -> str:
     return f"{__name__}:{attribute}"
 
 
-async def test_a_model_that_cannot_be_closed_gives_the_lease_back_all_the_same(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_closed_changes_nothing_of_how_the_run_ended(tmp_path: Path) -> None:
     """S-016: the run ended, and nobody holds it."""
     async with opened(tmp_path) as engine:
         run = await engine.start(agent_of(), "the task", run_id=RUN, model=named("bad_factory"))
-        with pytest.raises(RuntimeError, match="no way to close"):
-            await run.wait()
+        assert (await run.wait()).status == "completed"
         shown = await engine.show(RUN)
         assert (shown["status"], shown["lease"]["held"]) == ("completed", False)
         assert engine.driving(RUN) is None

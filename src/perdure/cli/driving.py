@@ -32,10 +32,15 @@ async def run_agent(
 ) -> int:
     """Starts a run of an agent and drives it. Returns the exit code."""
     from perdure.agent_file import load_agent
+    from perdure.binding import bind, checked_run_id
     from perdure.engine import Engine
 
     with Stopping() as stopping:
-        agent = load_agent(ref)  # first, so that a bad agent leaves no store behind
+        # First, so that a bad agent, model or id leaves no store behind.
+        agent = load_agent(ref)
+        if run_id is not None:
+            checked_run_id(run_id)
+        await bind(model or agent.model, agent).discard()
         async with Engine.open(store) as engine:
             stopping.of(engine)
             run = await engine.start(agent, task, run_id=run_id, model=model, labels=labels)

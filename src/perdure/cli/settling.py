@@ -34,6 +34,9 @@ class Settling:
         from perdure.engine import Engine
 
         async with Engine.open(self.store, create=False) as engine:
+            if self.resume:
+                # What is recorded cannot be taken back, so a resume that would be refused is found first.
+                await engine.must_be_resumable(self.run_id)
             await settle(engine)
             shown = await engine.show(self.run_id) if self.as_json and not self.resume else None
         if self.resume:

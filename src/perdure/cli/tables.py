@@ -46,9 +46,10 @@ def _head(record: JsonObject) -> str:
         ("labels", ", ".join(f"{key}={value}" for key, value in record["labels"].items())),
         ("started", _second(record["started_at"])),
         ("updated", _second(record["updated_at"])),
-        ("events", f"{record['events']} in {record['drives']} drives"),
+        ("events", f"{record['events']} in {record['drives']} drive{'' if record['drives'] == 1 else 's'}"),
         ("lease", f"epoch {lease['epoch']}, {'held' if lease['held'] else 'free'}"),
         ("used", _usage(record["usage"])),
+        ("next", f"perdure resume {record['run_id']}" if record["status"] == "idle" else ""),
     ]
     return _pairs([(name, value) for name, value in rows if value])
 
@@ -59,7 +60,7 @@ def _usage(usage: JsonObject) -> str:
 
     cost = usage["cost_microunits"]
     money = "cost unknown" if cost is None else f"cost {cost / 1_000_000:.6f} {usage['currency'] or ''}".rstrip()
-    tokens = f"{known(usage['input_tokens'])} + {known(usage['output_tokens'])} tokens"
+    tokens = f"{known(usage['input_tokens'])} + {known(usage['output_tokens'])} tokens (in + out)"
     turns = f"{usage['model_turns']} model turns, {usage['tool_calls']} tool calls"
     return f"{turns}, {tokens}{' (estimated)' if usage['estimated'] else ''}, {money}, {usage['active_ms']} ms active"
 

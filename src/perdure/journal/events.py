@@ -151,6 +151,14 @@ class ModelCallFailed(Event, frozen=True):
     usage: Usage | None = None
 
 
+class ModelUsageReported(Event, frozen=True):
+    """Tokens of an attempt that failed and is tried again; what a whole call used stands in its completion."""
+
+    event_kind: ClassVar[str] = "model_usage_reported"
+    call: str
+    usage: Usage
+
+
 class ModelBound(Event, frozen=True):
     """From here on another model is asked."""
 
@@ -198,8 +206,6 @@ class AttemptStarted(Event, frozen=True):
     cause: Literal["recovery", "retry"]
     error: str | None = None
     """What ended the attempt before, for a retry; bounded."""
-    usage: Usage | None = None
-    """Tokens the attempt before is known to have used."""
 
 
 class WaitRequest(Fact, frozen=True):
@@ -226,7 +232,7 @@ class ToolCallCompleted(Event, frozen=True):
 
 class ToolCallFailed(Event, frozen=True):
     """The call ended without a value. `reason` is one of `handler`, `timeout`, `output_form`, `unknown`,
-    `interrupted`."""
+    and, for one closed in flight, `interrupted` or `indeterminate` (its effect may have happened)."""
 
     event_kind: ClassVar[str] = "tool_call_failed"
     call: str
@@ -358,7 +364,7 @@ KINDS: dict[str, type[Event]] = {
     for kind in (
         RunStarted, DriveStarted, RunCompleted, RunFailed, RunCancelled, RunAbandoned,
         NowObserved, EntropyObserved, PatchObserved,
-        ModelCallRequested, ModelCallCompleted, ModelCallFailed, ModelBound,
+        ModelCallRequested, ModelCallCompleted, ModelCallFailed, ModelUsageReported, ModelBound,
         BatchAccepted, ToolCallRequested, AttemptStarted, ToolCallCompleted, ToolCallFailed, ToolCallRefused,
         EffectResolved,
         Suspended, Resumed, SleepStarted, Woken, BudgetExceeded, BudgetChanged, CancelRequested,

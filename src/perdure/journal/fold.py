@@ -273,6 +273,10 @@ def _model_failed(state: RunState, event: ev.ModelCallFailed, envelope: Envelope
         state.spent.book(event.usage, cost_of(event.usage, state.started.agent.policy.price))
 
 
+def _usage_reported(state: RunState, event: ev.ModelUsageReported, envelope: Envelope) -> None:
+    state.spent.book(event.usage, cost_of(event.usage, state.started.agent.policy.price))
+
+
 def _model_bound(state: RunState, event: ev.ModelBound, envelope: Envelope) -> None:
     state.model = event.model
 
@@ -295,8 +299,6 @@ def _attempt_started(state: RunState, event: ev.AttemptStarted, envelope: Envelo
         state.spent.model_turns += 1
     else:
         state.spent.tool_calls += 1
-    if event.usage is not None:
-        state.spent.book(event.usage, cost_of(event.usage, state.started.agent.policy.price))
 
 
 def _tool_settled(state: RunState, event: ev.ToolCallCompleted | ev.ToolCallFailed, envelope: Envelope) -> None:
@@ -370,6 +372,7 @@ _CASES: dict[type[ev.Event], Case] = {
     ev.ModelCallCompleted: _model_completed,
     ev.ModelCallFailed: _model_failed,
     ev.ModelBound: _model_bound,
+    ev.ModelUsageReported: _usage_reported,
     ev.BatchAccepted: _batch_accepted,
     ev.ToolCallRequested: _tool_requested,
     ev.AttemptStarted: _attempt_started,

@@ -144,15 +144,17 @@ class Asking:
 
     async def _again(self, permit: Permit, error: ModelError, attempt: int) -> None:
         drive = self._drive
+        usage = getattr(error, "usage", None)
+        if usage is not None:
+            # Booked before anything is judged or waited for: it was spent, whatever comes of the next attempt.
+            drive.record(permit, ev.ModelUsageReported(permit.call, usage))
         pause = error.retry_after_s if error.retry_after_s is not None else FIRST_RETRY_S * 2 ** (attempt - 1)
         await drive.pause(pause)
         await gates.reserve(drive, permit.call, gates.Need(model_turns=1))
         drive.safe_point()
         n = drive.state.open[permit.call].attempt + 1
-        usage = getattr(error, "usage", None)
-        drive.record(
-            permit, ev.AttemptStarted(permit.call, n, "retry", storable(f"{error.kind}: {error.found}")[:500], usage)
-        )
+        why = storable(f"{error.kind}: {error.found}")[:500]
+        drive.record(permit, ev.AttemptStarted(permit.call, n, "retry", why))
 
     def _fail(self, permit: Permit, error: ModelError) -> NoReturn:
         usage = getattr(error, "usage", None)

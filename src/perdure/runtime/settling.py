@@ -108,8 +108,9 @@ class Settling:
         first = unsettled[0][0]
         # A person who said that it did not happen has taken the doubt away, if not the interruption.
         doubt = first.effect is not Effect.READ and self._drive.state.open[first.call].resolution is None
+        reason = "indeterminate" if doubt else "interrupted"
         for work, permit in unsettled:
-            self._failed(work, permit, Failed("interrupted", "the run stopped while this call was in flight"))
+            self._failed(work, permit, Failed(reason, "the run stopped while this call was in flight"))
         self._end_interrupted(first, doubt)
 
     def _end_interrupted(self, work: Work, doubt: bool) -> NoReturn:
@@ -122,8 +123,8 @@ class Settling:
         """A conservative resume that was cut between closing its calls and ending the run ends it now."""
         for work in works:
             answer = answers.get(work.call)
-            if isinstance(answer, ev.ToolCallFailed) and answer.reason == "interrupted":
-                self._end_interrupted(work, work.effect is not Effect.READ)
+            if isinstance(answer, ev.ToolCallFailed) and answer.reason in ("interrupted", "indeterminate"):
+                self._end_interrupted(work, answer.reason == "indeterminate")
 
     def _in_flight(self, work: Work) -> bool:
         """Whether it is still open what became of a call; not so where a person has said that it happened or failed."""
@@ -253,7 +254,7 @@ class Settling:
             message = texts.shortened(message, texts.SHOWN_HEAD, texts.SHOWN_TAIL)
         if failed.reason == "unknown":
             shown = texts.unknown_outcome(work.tool, message)
-        elif failed.reason == "interrupted":
+        elif failed.reason in ("interrupted", "indeterminate"):
             shown = texts.INTERRUPTED
         else:
             # Calls that overlap end in any order, so what one shows must not depend on another: they are not collapsed.
@@ -270,6 +271,7 @@ class Settling:
         if isinstance(answer, ev.ToolCallFailed):
             status = {
                 "unknown": ObservationStatus.UNKNOWN,
+                "indeterminate": ObservationStatus.UNKNOWN,
                 "interrupted": ObservationStatus.INTERRUPTED,
             }.get(answer.reason, ObservationStatus.FAILED)
             return Observation(work.call, work.tool, status, answer.observation, artifact=answer.artifact)

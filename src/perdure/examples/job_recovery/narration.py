@@ -68,7 +68,8 @@ class Narrator:
         right = (
             f"Right: {findings.effects} effect(s), report {findings.report_status}, no completed model call repeated."
         )
-        self._title(right if not reasons else f"Wrong: {findings.effects} effect(s), see below")
+        wrong = "The agent cannot know of the second effect" if no_key else "See what is said below"
+        self._title(right if not reasons else f"{findings.effects} effect(s), and not the right end. {wrong}.")
 
     def warn(self, text: str) -> None:
         """Something a person should see, beside the story."""
