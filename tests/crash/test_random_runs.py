@@ -108,7 +108,7 @@ def test_any_run_cut_after_any_event_keeps_its_limits(script: list[Reply], struc
     asyncio.run(keeps_its_limits(agent_for(structured, end, tight=True), script))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scripts, st.booleans(), ends)
 def test_very_many_runs_cut_after_any_event_go_the_same_way(script: list[Reply], structured: bool, end: Any) -> None:
@@ -116,7 +116,7 @@ def test_very_many_runs_cut_after_any_event_go_the_same_way(script: list[Reply],
     asyncio.run(goes_the_same_way(agent_for(structured, end, tight=False), script))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scripts, st.booleans(), ends)
 def test_very_many_runs_cut_after_any_event_keep_their_limits(script: list[Reply], structured: bool, end: Any) -> None:

@@ -9,7 +9,7 @@ from tests.crash.errands import ANSWERS, LOOPS, Town
 from perdure.testing.scripted import ScriptedModel
 from perdure.testing.sweeping import SweepReport, sweep
 
-PARTS = 3
+PARTS = 6
 LIVE_PARTS = 20
 
 loops = pytest.mark.parametrize("loop", LOOPS)
@@ -32,7 +32,7 @@ async def swept(loop: str, directory: Path, *, live: bool = False, part: int = 0
 
 
 @loops
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [pytest.param(n, marks=() if n == 0 else pytest.mark.slow) for n in range(PARTS)])
 async def test_a_run_cut_after_any_event_ends_as_if_it_had_never_been_cut(loop: str, part: int, tmp_path: Path) -> None:
     """S-001, S-014 to S-016, S-052, S-063, S-064, S-074, S-079, R-019, O1, O2, O12, O17, C1, C5, C12."""
     report = await swept(loop, tmp_path, part=part, parts=PARTS)
@@ -47,7 +47,7 @@ async def test_a_run_whose_store_dies_under_it_ends_as_if_it_had_never_been_cut(
     assert not report.problems, "\n".join(report.problems)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @loops
 @pytest.mark.parametrize("part", range(4))
 async def test_a_run_whose_store_dies_after_any_event_ends_as_if_it_had_never_been_cut(

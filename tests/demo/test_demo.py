@@ -91,7 +91,7 @@ def test_a_killed_run_comes_to_the_right_end_with_the_right_number_of_effects(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_twenty_seeds_over_all_scenarios_end_right(environment: dict[str, str], seed: int) -> None:
     """D-020, D-022, D-026."""

@@ -46,7 +46,7 @@ async def test_many_processes_may_create_one_store_at_once(open_store: OpenStore
     assert [run.events for run in await (await open_store(read_only=True)).runs()] == [7] * 8
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_fifty_fresh_stores_are_each_created_by_eight_processes_at_once(start: Start, tmp_path: Path) -> None:
     """H08."""
     for number in range(50):

@@ -182,7 +182,7 @@ async def test_a_run_id_that_is_damaged_in_the_list_of_runs_or_its_index_is_foun
     assert found >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_every_flipped_byte_elsewhere_is_damage_or_a_projection_or_changes_nothing(copies: Copies) -> None:
     """H06. Every byte that is not zero, and each hundredth of the empty space."""
     data = copies.sound.read_bytes()
