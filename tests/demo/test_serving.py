@@ -37,7 +37,7 @@ def answers(origin: str) -> bool:
     try:
         connection.request("GET", "/")
         connection.getresponse().read()
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()
