@@ -96,6 +96,7 @@ ends = st.sampled_from(["park", "finish"])
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(scripts, st.booleans(), ends)
+@pytest.mark.slow
 def test_any_run_cut_after_any_event_goes_the_same_way(script: list[Reply], structured: bool, end: Any) -> None:
     """S-014, S-015, S-074, H01, H04, H11, H13, H14, O2, O17."""
     asyncio.run(goes_the_same_way(agent_for(structured, end, tight=False), script))

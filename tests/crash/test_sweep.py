@@ -41,6 +41,7 @@ async def test_a_run_cut_after_any_event_ends_as_if_it_had_never_been_cut(loop: 
 
 
 @loops
+@pytest.mark.slow
 async def test_a_run_whose_store_dies_under_it_ends_as_if_it_had_never_been_cut(loop: str, tmp_path: Path) -> None:
     """S-063, S-074, O1, O17."""
     report = await swept(loop, tmp_path, live=True, part=3, parts=LIVE_PARTS)

@@ -1,5 +1,7 @@
 """One form of a turn, whoever it comes from."""
 
+import pytest
+
 from perdure.journal.transcript import Transcript, UserEntry
 from perdure.models.openai_chat import OpenAIChat
 from perdure.ports import ModelClient
@@ -18,6 +20,7 @@ async def turn_of(model: ModelClient) -> object:
     return [(call.name, call.arguments, call.fault) for call in turn.calls], turn.text, turn.stop
 
 
+@pytest.mark.slow
 async def test_a_script_and_a_provider_give_the_same_turn_for_the_same_reply() -> None:
     """O9: nothing of a protocol is left in a turn."""
     async with wire.serve("openai-chat", [REPLY]) as server:

@@ -249,6 +249,7 @@ async def test_a_reply_that_ends_cleanly_without_its_finish_reason_is_a_fault(re
             assert (await error_of(model)).kind == "no_terminal"
 
 
+@pytest.mark.slow
 async def test_every_cut_before_the_finish_reason_is_a_fault_and_every_later_one_is_the_turn() -> None:
     """H10, R-153, R-154: swept over the bytes of a whole reply."""
     reply = calls(("ping", {"a": 1}), text="hello")
@@ -446,6 +447,7 @@ async def test_two_requests_may_be_under_way_at_once() -> None:
     assert len(server.requests) == 5
 
 
+@pytest.mark.slow
 async def test_a_stream_left_early_gives_its_connection_back() -> None:
     """R-154."""
     async with talking([text("x" * 5000)], chunk=1) as (server, model):

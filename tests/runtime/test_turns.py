@@ -414,6 +414,7 @@ def _turns(draw: st.DrawFn) -> tuple[tuple[str, list[tuple[str, dict[str, Any]]]
 
 @given(_turns(), st.sampled_from(list(StopReason)))
 @settings(max_examples=200, deadline=None)
+@pytest.mark.slow
 def test_a_turn_streamed_in_any_chunking_is_put_together_again(drawn: Any, stop: StopReason) -> None:
     """R-150, R-159, H12."""
     (text, calls), events = drawn

@@ -40,6 +40,7 @@ def turns(run_id: str, count: int) -> list[list[Envelope]]:
     return [events[at : at + 2] for at in range(0, len(events), 2)]
 
 
+@pytest.mark.slow
 async def test_many_processes_may_create_one_store_at_once(open_store: OpenStore, start: Start, path: Path) -> None:
     """H08. A short slice; the fifty rounds are below."""
     await eight_processes(start, path)

@@ -113,6 +113,7 @@ async def test_a_sound_store_is_proven(sound: Path) -> None:
     assert (one.ok, one.runs, one.events, one.head) == (True, 1, EVENTS, await read_target(sound))
 
 
+@pytest.mark.slow
 async def test_each_flipped_byte_of_each_column_is_found_and_its_event_named(copies: Copies) -> None:
     """S-073, H06. A column that takes no bytes (0 and 1) lives in the record's header, which is flipped too."""
     cells = event_cells(copies.sound)[EVENTS : 2 * EVENTS]
@@ -131,6 +132,7 @@ async def test_each_flipped_byte_of_each_column_is_found_and_its_event_named(cop
                 assert not (await report_of(copies.flip(offset, bits))).ok, offset
 
 
+@pytest.mark.slow
 async def test_reading_refuses_each_flipped_byte_of_an_event_in_the_middle(copies: Copies) -> None:
     """H06."""
     cell = event_cells(copies.sound)[EVENTS + NAMED[1]]
@@ -159,6 +161,7 @@ def others(copies: Copies) -> list[int]:
     return [offset for offset in range(copies.size()) if offset not in events]
 
 
+@pytest.mark.slow
 async def test_a_flipped_byte_elsewhere_is_damage_or_a_projection_or_changes_nothing(copies: Copies) -> None:
     """H06. All of the file's header, and a sample of the rest that leaves the empty space out for the most part."""
     data = copies.sound.read_bytes()

@@ -177,6 +177,7 @@ sys.stdout.buffer.write(canonical(act.descriptor))
 """
 
 
+@pytest.mark.slow
 def test_a_descriptor_has_the_same_bytes_in_every_process() -> None:
     """R-031, S-024."""
     forms = set()
