@@ -4,6 +4,7 @@ recorded.
 Pure over the run's state; the engine stores the events. None of these drives the run.
 """
 
+import re
 from collections.abc import Mapping
 
 from perdure.contracts.contract import JsonValue
@@ -83,7 +84,7 @@ def _total(state: RunState, name: str, change: int | str) -> int:
         )
     text = str(change).strip()
     adds = text.startswith("+")
-    if not text.removeprefix("+").isdigit():
+    if not re.fullmatch(r"\+?[0-9]{1,19}", text):
         raise UsageError(f"{name}={text} is no whole number", next="give a total, or +N to add")
     total = int(text)
     if adds:

@@ -31,7 +31,11 @@ def task_input(text: str | None, as_json: str | None) -> "JsonValue":
     if as_json is not None:
         return json_value(as_json, "--input-json")
     assert text is not None
-    return _file_text(Path(text[1:]).expanduser()) if text.startswith("@") else text
+    if text.startswith("@"):
+        return _file_text(Path(text[1:]).expanduser())
+    if not text.isascii() and text != text.encode("utf-8", "replace").decode():
+        raise UsageError("it is no UTF-8", where="--input", next="give text")
+    return text
 
 
 def _file_text(path: Path) -> str:

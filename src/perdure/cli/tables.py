@@ -116,7 +116,8 @@ def _pairs(rows: Sequence[tuple[str, str]]) -> str:
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     safe = [[escaped(cell) for cell in row] for row in rows]
-    return _for_a_window(titles, safe) if sys.stdout.isatty() else _for_a_pipe([titles, *safe])
+    window = sys.stdout is not None and sys.stdout.isatty()  # None: closed before we began
+    return _for_a_window(titles, safe) if window else _for_a_pipe([titles, *safe])
 
 
 def _for_a_pipe(rows: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from perdure.contracts.agents import AgentSpec
 from perdure.contracts.contract import Fact, JsonObject, JsonValue, canonical
 from perdure.contracts.messages import AssistantTurn, Effect, Usage
 from perdure.contracts.notices import Notice
-from perdure.errors import MalformedJournalError
+from perdure.errors import ConfigurationError, MalformedJournalError
 from perdure.journal.envelope import Envelope, payload_of
 
 
@@ -378,8 +378,22 @@ TERMINAL = (RunCompleted, RunFailed, RunCancelled, RunAbandoned)
 
 
 def payload_bytes(event: Event) -> bytes:
-    """The payload as stored and hashed."""
-    return canonical(event)
+    """The payload as stored and hashed.
+
+    Raises:
+        ConfigurationError: a field is not of its declared type. Types are hints to Python, so a loop, a tool or a
+            provider can hand on anything; what no reader would take must not be written.
+    """
+    try:
+        payload = canonical(event)
+        _decoders[event.event_kind].decode(payload)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(
+            f"it cannot be recorded: {error}",
+            where=f"event {event.event_kind}",
+            next="give values of the declared types",
+        ) from error
+    return payload
 
 
 def decode(envelope: Envelope) -> Event:

@@ -225,7 +225,7 @@ async def _events(chunks: Any, target: str) -> AsyncIterator[ModelEvent]:
     try:
         async for chunk in chunks:
             empty = False
-            model = model or chunk.model
+            model = model or (chunk.model if isinstance(chunk.model, str) else None)
             if chunk.usage is not None:
                 yield UsageReport(_usage(chunk.usage))
             choice = chunk.choices[0] if chunk.choices else None

@@ -139,6 +139,8 @@ class RunContext:
     async def sleep(self, duration: timedelta) -> None:
         """Parks for a time that survives restarts; goes on at once when it has passed already."""
         with self._one_caller("sleep"):
+            if not isinstance(duration, timedelta):
+                raise ConfigurationError(f"{duration!r} is no timedelta", where="sleep", next="give a timedelta")
             await self._sleep(duration)
 
     async def sleep_until(self, instant: datetime) -> None:

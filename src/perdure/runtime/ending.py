@@ -19,6 +19,8 @@ Loop = Callable[[RunContext, str], Awaitable[Any]]
 
 LOOP_ERROR = "loop_error"
 """Terminal reason of a run whose loop raised an error of its own."""
+_STOPPED = (Exception, asyncio.CancelledError, BaseExceptionGroup, Parked, SystemExit, GeneratorExit)
+"""What a loop may stop with. A process that exits by the user's code would leave the run without an end."""
 _LONGEST_ANSWER = 4_000
 """Characters of an error that an end quotes."""
 
@@ -37,7 +39,7 @@ async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
         output = await loop(context, text)
         if drive.latch is None and drive.cursor.live and drive.bindings.answer_check is not None:
             await drive.durable()  # before code of the user's runs, a check of the answer too
-    except (Exception, asyncio.CancelledError, BaseExceptionGroup, Parked) as error:
+    except _STOPPED as error:  # the latch decides what it comes to
         if drive.latch is None:
             _end_by_error(drive, error)
         elif isinstance(error, asyncio.CancelledError) and drive.cancel_requested is None:

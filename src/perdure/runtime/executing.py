@@ -14,7 +14,7 @@ from perdure.errors import ValueFormError
 from perdure.ports import BoundCall
 from perdure.runtime.arguments import storable
 from perdure.runtime.drive import Drive
-from perdure.runtime.gates import from_ns, to_ns
+from perdure.runtime.gates import from_ns, storable_instant, to_ns
 
 GRACE_S = 1.0
 """How long a cancelled function may take to end before it is left behind, in seconds."""
@@ -146,6 +146,8 @@ def _sleeps(work: Work, until: datetime) -> Result:
         return Failed(
             "output_form", f"{work.tool} asked to sleep until {until.isoformat()}, a time without a time zone"
         )
+    if not storable_instant(to_ns(until)):
+        return Failed("output_form", f"{work.tool} asked to sleep until {until.isoformat()}, beyond the year 2262")
     return Sleeps(to_ns(until))
 
 

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from perdure.contracts.contract import JsonObject
 from perdure.contracts.limits import Crossing
+from perdure.errors import ConfigurationError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Replayed
 from perdure.runtime.drive import Drive
@@ -141,9 +142,17 @@ async def sleep_until(drive: Drive, call: str, wake_at: int | timedelta) -> int:
 
 def _new_sleep(drive: Drive, call: str, wake_at: int | timedelta) -> ev.SleepStarted:
     now = drive.bindings.clock.now_ns()
-    if isinstance(wake_at, int):
-        return ev.SleepStarted(call, wake_at, now)
-    return ev.SleepStarted(call, now + wake_at // timedelta(microseconds=1) * 1000, now)
+    until = wake_at if isinstance(wake_at, int) else now + wake_at // timedelta(microseconds=1) * 1000
+    if not storable_instant(until):
+        raise ConfigurationError(
+            "the instant is beyond the year 2262", where=f"sleep at {call}", next="sleep less long"
+        )
+    return ev.SleepStarted(call, until, now)
+
+
+def storable_instant(ns: int) -> bool:
+    """Whether UTC nanoseconds fit the 64 bits they are stored in (the years 1677 to 2262)."""
+    return -(2**63) <= ns < 2**63
 
 
 def to_ns(instant: datetime) -> int:

@@ -22,6 +22,7 @@ from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Permit, Replayed
 from perdure.prompting import texts
 from perdure.runtime import gates
+from perdure.runtime.arguments import storable
 from perdure.runtime.drive import Drive
 from perdure.runtime.executing import Done, Failed, Result, Sleeps, Waits, Work, attempt
 
@@ -211,7 +212,10 @@ class Settling:
         except (ConfigurationError, ValueFormError) as error:
             message = f"{work.tool} asked for an answer that nothing could be checked against: {error}"
             return self._failed(work, permit, Failed("output_form", message), alone)
-        wanted = ev.WaitRequest(suspend.reason, suspend.kind, schema)
+        if not (isinstance(suspend.reason, str) and isinstance(suspend.kind, str)):
+            message = f"{work.tool} asked to wait with a reason or kind that is no text"
+            return self._failed(work, permit, Failed("output_form", message), alone)
+        wanted = ev.WaitRequest(storable(suspend.reason), storable(suspend.kind), schema)
         return self._note(permit, ev.ToolCallCompleted(work.call, suspend=wanted))
 
     async def _completed_or_stored(self, work: Work, permit: Permit, value: object) -> Answer:

@@ -7,6 +7,7 @@ it was.
 """
 
 import os
+import stat
 from pathlib import Path
 
 import apsw
@@ -175,6 +176,16 @@ def checked_version(connection: apsw.Connection, path: Path) -> int:
     return version
 
 
+def must_be_a_file(path: Path) -> None:
+    """Refuses what only looks like a store's file: a directory, a device, a pipe.
+
+    Raises:
+        StoreError: it is one of these.
+    """
+    with translated(path):
+        _present(path)
+
+
 def definition_damage(connection: apsw.Connection) -> str | None:
     """Which of our tables or indexes is not defined as it was made; None when all are."""
     sound = apsw.Connection(":memory:")
@@ -229,8 +240,11 @@ def _present(path: Path) -> bool:
         status = path.stat()
     except FileNotFoundError:
         return False
-    if path.is_dir():
+    if stat.S_ISDIR(status.st_mode):
         raise StoreError("the path is a directory", where=f"store {path}", next="name a file")
+    if not stat.S_ISREG(status.st_mode):
+        # Its size says nothing, and creating a store would put a file in the place of a device, pipe or socket.
+        raise StoreError("the path is a device, pipe or socket", where=f"store {path}", next="name a file")
     return status.st_size > 0
 
 

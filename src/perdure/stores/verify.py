@@ -92,9 +92,12 @@ async def verify(
 def _verify(
     path: Path, fold_problem: FoldProblem | None, run_id: str | None, head: str | Mapping[str, str] | None
 ) -> VerifyReport:
+    schema.must_be_a_file(path)
     try:
         connection = schema.open_for_reading(path)
-    except StoreError:
+    except StoreError as error:
+        if isinstance(error.__cause__, apsw.ReadOnlyError):  # nothing was read, so nothing is known of the file
+            raise
         problem = schema.header_damage(path)
         if problem is None:
             raise

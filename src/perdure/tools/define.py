@@ -92,7 +92,7 @@ class FunctionTool(Generic[P, R]):
                     context.give_up()
                     raise
                 raise as_error(cancelled) from cancelled  # the tool's own doing: nobody cancelled this call
-            except SystemExit as ended:
+            except (SystemExit, GeneratorExit) as ended:
                 raise as_error(ended) from ended
 
         return run
