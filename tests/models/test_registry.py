@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import ConfigurationError
-from perdure.models.registry import model_client
+from perdure.models.registry import found_client
 from perdure.testing.scripted import ScriptedModel, text
 
 CLIENT = ScriptedModel([text("hi")])
@@ -26,7 +26,7 @@ def program(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_provider_and_a_name_give_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """D-070."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    client = model_client("openai:gpt-x:fine-tuned", base_url="http://127.0.0.1:1/v1")
+    client = found_client("openai:gpt-x:fine-tuned", base_url="http://127.0.0.1:1/v1")[0]
     assert (client.target, client.strict) == ("openai:gpt-x:fine-tuned", True)
 
 
@@ -41,14 +41,14 @@ def test_a_module_and_an_attribute_give_the_client_that_is_there(
         "def make():\n    return client\n"
         "other = 3\n"
     )
-    assert model_client("my_models:client").target == "scripted:script"
-    assert model_client("my_models:make") is model_client("my_models:client")
+    assert found_client("my_models:client")[0].target == "scripted:script"
+    assert found_client("my_models:make")[0] is found_client("my_models:client")[0]
     with pytest.raises(ConfigurationError, match="'other' in my_models is no ModelClient"):
-        model_client("my_models:other")
+        found_client("my_models:other")[0]
     with pytest.raises(ConfigurationError, match="'gone' in my_models is no ModelClient"):
-        model_client("my_models:gone")
+        found_client("my_models:gone")[0]
     with pytest.raises(ConfigurationError, match="importing no\\.such\\.module failed"):
-        model_client("no.such.module:client")
+        found_client("no.such.module:client")[0]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_module_and_an_attribute_give_the_client_that_is_there(
 def test_a_name_that_leads_nowhere_is_refused_with_the_nearest_known_one(ref: str, says: str) -> None:
     """O15."""
     with pytest.raises(ConfigurationError, match=says) as caught:
-        model_client(ref)
+        found_client(ref)[0]
     assert ref in str(caught.value)
 
 
@@ -71,16 +71,16 @@ def test_a_missing_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch)
     """O15."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match="set OPENAI_API_KEY"):
-        model_client("openai:gpt")
+        found_client("openai:gpt")[0]
 
 
 def test_a_missing_sdk_is_named_with_the_command_that_installs_it() -> None:
     """O15."""
     code = (
         "import sys\nsys.modules['openai'] = None\n"
-        "from perdure.models.registry import model_client\n"
+        "from perdure.models.registry import found_client\n"
         "from perdure.errors import ConfigurationError\n"
-        "try:\n    model_client('openai:gpt')\nexcept ConfigurationError as error:\n    print(error)\n"
+        "try:\n    found_client('openai:gpt')\nexcept ConfigurationError as error:\n    print(error)\n"
     )
     done = program(code, OPENAI_API_KEY="none")
     assert "pip install 'perdure[openai]'" in done.stdout, done.stderr

@@ -138,11 +138,6 @@ class Observation(Fact, frozen=True):
     artifact: str | None = None
     """Content digest of the stored value, when it was too large to inline."""
 
-    @property
-    def is_error(self) -> bool:
-        """Whether providers that mark failed results should mark this one."""
-        return self.status not in (ObservationStatus.COMPLETED, ObservationStatus.ANSWER)
-
 
 class ToolDescriptor(Fact, frozen=True):
     """A tool as offered to a model, pinned when the run starts."""

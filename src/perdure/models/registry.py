@@ -18,11 +18,6 @@ def _openai(name: str, base_url: str | None) -> ModelClient:
 _PROVIDERS: dict[str, Callable[[str, str | None], ModelClient]] = {"openai": _openai}
 
 
-def model_client(ref: str, *, base_url: str | None = None) -> ModelClient:
-    """The client a reference names; see `found_client`."""
-    return found_client(ref, base_url=base_url)[0]
-
-
 def found_client(ref: str, *, base_url: str | None = None) -> tuple[ModelClient, bool]:
     """The client a reference names, and whether it was made for this: a module's own client is shared and not closed.
 

@@ -18,15 +18,6 @@ from perdure.tools import diagnosis, json_schema
 ANSWER_TEXT = "The answer does not fit its schema:"
 
 
-def output_schema_of(output: object) -> JsonObject:
-    """JSON schema of an output: a pydantic model, a dataclass, a msgspec Struct, a TypedDict, or a schema as it is.
-
-    Raises:
-        ConfigurationError: it has no JSON schema, or one that is not of an object.
-    """
-    return AnswerCheck(output).schema
-
-
 class AnswerCheck:
     """Checks structured answers against an output model or a JSON schema.
 
