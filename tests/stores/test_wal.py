@@ -343,7 +343,8 @@ async def test_a_log_that_began_anew_is_told_from_what_it_held_before(
 
 
 async def test_a_process_that_died_as_the_log_began_anew_is_no_damage(path: Path, open_store: OpenStore) -> None:
-    """H06. Readers are told that the log is empty before its header is written, which still names what it held."""
+    """H06. Readers are told that the log is empty before its header is written, which still names what it held. All of
+    that is in the store's file by then, so that even damage in it loses nothing."""
     store = await open_store()
     chain, lease = await begun(store)
     for _ in range(5):
@@ -353,10 +354,19 @@ async def test_a_process_that_died_as_the_log_began_anew_is_no_damage(path: Path
     with pytest.raises(apsw.IOError):
         writing.execute("insert into driver(driver_id, beat, beat_at) values('none', 1, 1)")
     assert writing.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0] == 0
-    other = await open_store()
-    assert (await read(other, "run-1")).envelopes == tuple(chain.sealed)
-    assert (await verify(path)).ok
+    for flip in (False, True):
+        if flip:
+            write_into(log_of(path), at(image(path, path.parent).commits[1], 3000), b"\xff\xff")
+        other = await open_store()
+        assert (await read(other, "run-1")).envelopes == tuple(chain.sealed)
+        assert (await verify(path)).ok
     writing.close()
+
+
+def write_into(file: Path, offset: int, data: bytes) -> None:
+    with file.open("r+b") as opened_file:
+        opened_file.seek(offset)
+        opened_file.write(data)
 
 
 def refusing_to_begin_anew(path: Path) -> apsw.Connection:
@@ -421,11 +431,8 @@ async def test_a_reader_finds_what_another_recovery_lost(crashed: Crashed) -> No
     crashed.left(crashed.log)
     looker = await opened(crashed.path, read_only=True)
     assert (await read(looker, "run-1")).envelopes == sealed(sum(PIECES))
-    with log_of(crashed.path).open("r+b") as log:
-        log.seek(at(crashed.commits[2], 3000))
-        log.write(b"\xff\xff\xff")
-    with crashed.path.with_name(crashed.path.name + "-shm").open("r+b") as shared:
-        shared.write(bytes(10))
+    write_into(log_of(crashed.path), at(crashed.commits[2], 3000), b"\xff\xff\xff")
+    write_into(crashed.path.with_name(crashed.path.name + "-shm"), 0, bytes(10))
     with pytest.raises(StoreError, match=DAMAGED):
         await looker.read("run-1")
     with pytest.raises(StoreError, match=DAMAGED):
