@@ -116,13 +116,15 @@ class _Log:
             number += 1
         return commit
 
-    def written_head(self, number: int, before: Sums) -> tuple[int, int]:
-        """Page and size of a frame as they were when the next one was written behind it. The checksums around the
-        frame tell them; they are right when its page and the next frame are as they were written."""
+    def written_head(self, number: int, before: Sums) -> tuple[int, int, Sums]:
+        """Page, size and checksum of a frame as they were when the next one was written behind it. The checksums around
+        the frame tell them: the last is right when the next frame is as it was written, the others when the page is,
+        too."""
         (head, next_page), (_, page) = self._words(number + 1), self._words(number)
-        first, second = _unsummed(page, _unsummed(head, _unsummed(next_page, self.frame(number + 1).sums)))
-        page_word = (first - before[0] - before[1]) & _WORD
-        return self._number(page_word), self._number((second - before[1] - first) & _WORD)
+        sums = _unsummed(head, _unsummed(next_page, self.frame(number + 1).sums))
+        first, second = _unsummed(page, sums)
+        page_word, size_word = (first - before[0] - before[1]) & _WORD, (second - before[1] - first) & _WORD
+        return self._number(page_word), self._number(size_word), sums
 
     def _words(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What the checksum is made over: of the frame's header, and of its page."""
@@ -250,19 +252,21 @@ def _report(log: _Log, frames: int, header: bytes, path: Path) -> LogReport:
     behind = sum(log.of_this_log(number) for number in range(frames + 1, log.count + 1))
     if not behind and log.fits(frames + 1, log.sums_at(frames)):
         behind = 1  # only its salts are not what they were
-    most_pages = path.stat().st_size // log.page_bytes + log.count
-    damage = _damage(log, frames, most_pages) if behind else None
+    damage = _damage(log, frames, path.stat().st_size // log.page_bytes) if behind else None
     return LogReport(frames, behind + log.cut_short(), damage, header)
 
 
-def _damage(log: _Log, frames: int, most_pages: int) -> str | None:
+def _damage(log: _Log, frames: int, pages: int) -> str | None:
     number, before = frames + 1, log.sums_at(frames)
     while log.follows(number, before):
         if log.frame(number).size:
             # A commit that no reader was told of yet, or a log that is about to begin anew: not what recovery leaves.
             return None
         number, before = number + 1, log.frame(number).sums
-    if not (_commit_written_upon(log, number) or _was_commit(log, number, before, most_pages)):
+    # A commit adds no more pages than it has frames. Without one, the file may have grown by what was moved into it.
+    least, pages = (log.frame(frames).size,) * 2 if frames else (1, pages)
+    was_commit = _was_commit(log, number, before, least, pages + number - frames)
+    if not (was_commit or _commit_written_upon(log, number + 1)):
         return None
     commits = sum(log.of_this_log(later) and log.frame(later).size > 0 for later in range(number, log.count + 1))
     return (
@@ -271,21 +275,28 @@ def _damage(log: _Log, frames: int, most_pages: int) -> str | None:
     )
 
 
-def _commit_written_upon(log: _Log, first: int) -> bool:
-    for number in range(first, log.count):
-        frame = log.frame(number)
-        if frame.size and log.follows(number + 1, frame.sums):
-            return True
-    return False
+def _was_commit(log: _Log, number: int, before: Sums, least: int, most: int) -> bool:
+    """Whether the first frame that is not what was written ended a transaction that the next one was written upon.
 
-
-def _was_commit(log: _Log, number: int, before: Sums, most_pages: int) -> bool:
-    """Whether the frame ended a transaction that the next one was written upon, though its header says no more so."""
+    Either its header is damaged or its page is, so neither is believed unless the size is one that the file can have
+    had: a damaged page makes the checksums tell another one.
+    """
     if not log.of_this_log(number + 1):
         return False
-    page, size = log.written_head(number, before)
-    # Anything else than what was written gives numbers from the whole range of 32 bits.
-    return 0 < page <= size <= most_pages
+    page, size, sums = log.written_head(number, before)
+    frame = log.frame(number)
+    if (page, size) == (frame.page, 0):
+        return False  # only the size in its header is not what it was
+    return (least <= size <= most and 0 < page <= size) or (frame.sums == sums and least <= frame.size <= most)
+
+
+def _commit_written_upon(log: _Log, first: int) -> bool:
+    return any(_written_upon(log, number) for number in range(first, log.count))
+
+
+def _written_upon(log: _Log, number: int) -> bool:
+    frame = log.frame(number)
+    return frame.size > 0 and log.follows(number + 1, frame.sums)
 
 
 def _summed(words: Sequence[int], sums: Sums) -> Sums:
