@@ -53,6 +53,70 @@ async def drive(path: str, run_id: str, turns: str) -> None:
     await store.close()
 
 
+async def errand(path: str, run_id: str) -> None:
+    """A short real run with a read and a write, begun at a moment that was agreed on."""
+    from perdure import Agent, Engine, tool
+    from perdure.testing.scripted import ScriptedModel, calls, text
+
+    @tool(effect="read")
+    async def look() -> str:
+        """Looks."""
+        return "seen"
+
+    @tool(effect="write")
+    async def act() -> str:
+        """Acts, which is seen in a file beside the store."""
+        with open(f"{path}.effects", "a") as effects:  # noqa: PTH123
+            effects.write(f"{run_id}\n")
+        return "done"
+
+    model = ScriptedModel([calls(("look", {})), calls(("act", {})), text("ended")])
+    say("ready")
+    sys.stdin.readline()
+    async with Engine.open(f"sqlite:{path}") as engine:
+        run = await engine.start(Agent(name="errand", tools=[look, act]), "go", run_id=run_id, model=model)
+        outcome = await run.wait()
+    say(outcome.status, outcome.output)
+
+
+async def fail_inside_a_write(path: str, error: str) -> None:
+    """Writes a row, fails before the write is whole, and lives on."""
+    store = await opened(path)
+    await store.create("failing", KEY, Chain("failing").next(), OPEN)
+
+    def work(connection: apsw.Connection) -> None:
+        connection.execute("insert into driver(driver_id, beat, beat_at) values('half', 1, 1)")
+        if error == "constraint":
+            connection.execute("insert into driver(driver_id, beat, beat_at) values('half', 1, 1)")
+        raise RuntimeError("a defect in the middle of a write")
+
+    try:
+        await store._submit(work)
+    except PerdureError as failed:
+        say(failed.code)
+    sys.stdin.readline()
+    await store.close()
+
+
+async def read_on(path: str) -> None:
+    """Keeps a read open until told."""
+    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+    connection.execute("begin")
+    seen = connection.execute("select count(*) from event").get
+    say(seen)
+    sys.stdin.readline()
+    say(connection.execute("select count(*) from event").get)
+    connection.close()
+
+
+async def keep_the_lock(path: str) -> None:
+    """Keeps the file's lock until it is killed."""
+    connection = apsw.Connection(path)
+    connection.execute("begin immediate")
+    say("locked")
+    sys.stdin.readline()
+
+
 async def contend(path: str, run_id: str) -> None:
     """Tries to take a run at a moment that was agreed on, and keeps it for a while."""
     store = await opened(path)
@@ -176,6 +240,10 @@ async def use_read_only(path: str, *, as_user: str) -> None:
 PROGRAMS: dict[str, Callable[..., Awaitable[None]]] = {
     "hold": hold,
     "drive": drive,
+    "errand": errand,
+    "fail-inside-a-write": fail_inside_a_write,
+    "read-on": read_on,
+    "keep-the-lock": keep_the_lock,
     "contend": contend,
     "leave": leave,
     "limited-files": write_with_limited_files,

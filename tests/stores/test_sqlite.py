@@ -40,25 +40,6 @@ def turns(run_id: str, count: int) -> list[list[Envelope]]:
     return [events[at : at + 2] for at in range(0, len(events), 2)]
 
 
-@pytest.mark.slow
-async def test_many_processes_may_create_one_store_at_once(open_store: OpenStore, start: Start, path: Path) -> None:
-    """H08. A short slice; the fifty rounds are below."""
-    await eight_processes(start, path)
-    assert [run.events for run in await (await open_store(read_only=True)).runs()] == [7] * 8
-
-
-@pytest.mark.soak
-async def test_fifty_fresh_stores_are_each_created_by_eight_processes_at_once(start: Start, tmp_path: Path) -> None:
-    """H08."""
-    for number in range(50):
-        await eight_processes(start, tmp_path / f"{number}.db")
-
-
-async def eight_processes(start: Start, path: Path) -> None:
-    processes = [start("drive", path, f"run-{number}", 3) for number in range(8)]
-    assert [process.wait(timeout=60) for process in processes] == [0] * 8
-
-
 async def test_runs_that_append_at_once_share_their_commits(open_store: OpenStore) -> None:
     store = await open_store()
     commits = 0
