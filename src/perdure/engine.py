@@ -280,8 +280,10 @@ class Engine:
                 # How the run stands is recorded; what a client makes of its closing cannot change that.
                 _log.warning("closing the model of run %s failed", lease.run_id, exc_info=True)
             finally:
-                await self._store.release(lease)
-                self._driven.pop(lease.run_id, None)
+                try:
+                    await self._store.release(lease)
+                finally:
+                    self._driven.pop(lease.run_id, None)
 
     # Settling
 

@@ -79,6 +79,12 @@ class Driver:
             raise lost(lease)
         return held
 
+    def give_up(self, lease: Lease) -> None:
+        """Marks a lease as gone that could not be given back."""
+        held = self.held.get(lease.run_id)
+        if held is not None and held.epoch == lease.epoch:
+            held.lost = True
+
     def lose(self, run_ids: Sequence[str]) -> None:
         """Marks leases as gone."""
         for run_id in run_ids:
@@ -188,8 +194,9 @@ def take(connection: apsw.Connection, driver: Driver, run_id: str, stalled: Hold
         raise unknown_run(run_id, driver.path)
     run_no, epoch, holder_id = found
     if holder_id == driver.driver_id:
-        raise held_here(run_id)
-    if holder_id is not None:
+        if not driver.held[run_id].lost:
+            raise held_here(run_id)
+    elif holder_id is not None:
         if driver.is_dead(holder_id):
             connection.execute("delete from driver where driver_id = ?", (holder_id,))
         else:

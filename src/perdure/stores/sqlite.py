@@ -142,10 +142,13 @@ class SqliteStore:
             self._writer.submit(lambda c: leases.release(c, self._driver, lease))
 
     async def release(self, lease: Lease) -> None:
-        """See `Store.release`. After a failure of the store nothing is given back: the OS lock goes with the
-        process."""
+        """See `Store.release`. While the store fails or stays locked nothing can be given back: for others the run is
+        free once this process has ended, and here it can be taken again."""
         if self._writer.failure is None:
-            await self._submit(lambda c: leases.release(c, self._driver, lease))
+            try:
+                await self._submit(lambda c: leases.release(c, self._driver, lease))
+            except StoreError:
+                self._driver.give_up(lease)
 
     def append(self, lease: Lease, envelopes: Sequence[Envelope], index: IndexRow | None) -> "asyncio.Future[None]":
         """See `Store.append`."""
