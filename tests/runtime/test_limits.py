@@ -1,5 +1,6 @@
 """Limits: reserved before work, counted from the journal, and the same after any restart."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from perdure.contracts.limits import Limits, Price
 from perdure.engine import Engine
 from perdure.errors import InvalidAnswerError, PerdureError, UsageError
 from perdure.journal import events as ev
+from perdure.prompting.request import ModelRequest
 from perdure.runtime.context import RunContext
 from perdure.testing.clocks import ManualClock
 from perdure.testing.replies import Reply, calls, fault, text
@@ -148,6 +150,89 @@ async def test_time_asleep_is_not_active_time_but_counts_for_the_deadline(tmp_pa
         if not ends:
             assert outcome.park is not None
             assert outcome.park.detail == {"limit": "deadline_seconds", "max": 3600, "used": 18000, "need": 1}
+
+
+class Jumping(ManualClock):
+    """Each reply of the model takes a second, and the wall clock jumps with it."""
+
+    def __init__(self, hours: int) -> None:
+        super().__init__()
+        self.hours = hours
+
+    def reply(self, request: ModelRequest) -> Reply:
+        self.advance(1)
+        self.jump(self.hours * 3600)
+        turns = request.transcript.turns
+        return calls(("look", {"place": turns})) if turns < 9 else text("Done.")
+
+
+JUMPS = pytest.mark.parametrize("hours", [12, -1])
+
+
+@JUMPS
+async def test_a_time_limit_counts_the_steady_clock_whatever_the_wall_clock_does(hours: int, tmp_path: Path) -> None:
+    """H28, C6. Ten replies of a second each, a jump in each of them, and one between two drives."""
+    for limit, ends in ((10_001, True), (5_000, False)):
+        clock = Jumping(hours)
+        directory = tmp_path / str(limit)
+        directory.mkdir()
+        agent = agent_of(look, limits=Limits(max_wall_time_ms=limit))
+        async with opened(directory, clock) as engine:
+            run = await started(engine, agent, ScriptedModel(clock.reply, chunk=0))
+            async for envelope in run.events():
+                if envelope.kind == "tool_call_completed":
+                    break
+            engine.stop()
+            assert (await run.wait()).status == "idle"
+            clock.jump(hours * 3600)
+            outcome = await (await engine.resume(RUN, agent, model=ScriptedModel(clock.reply, chunk=0))).wait()
+            journal = await engine.journal(RUN)
+            state = state_of(journal)
+        assert (outcome.status == "completed") is ends
+        assert all(0 <= envelope.active_ns <= 10 * 10**9 for envelope in journal)
+        if ends:
+            assert state.spent.active_ns == 10 * 10**9
+        else:
+            assert outcome.park is not None
+            assert outcome.park.detail == {"limit": "max_wall_time_ms", "max": 5_000, "used": 5_000, "need": 1}
+
+
+@JUMPS
+async def test_a_jump_of_the_wall_clock_inside_a_call_neither_ends_nor_prolongs_it(hours: int) -> None:
+    """H28. The one call takes no time, and would be over its time by the wall clock; the other never ends."""
+    clock = ManualClock()
+
+    @tool(effect="read", timeout=5)
+    async def jump() -> str:
+        """Lets the wall clock jump."""
+        clock.jump(hours * 3600)
+        return "jumped"
+
+    @tool(effect="read", timeout=0.05, retries=0)
+    async def hang() -> str:
+        """Never ends, while the wall clock jumps."""
+        clock.jump(hours * 3600)
+        await asyncio.Event().wait()
+        return "ended"
+
+    run = await embedded(
+        agent_of(jump, hang), script(calls(("jump", {})), calls(("hang", {})), text("Done.")), clock=clock
+    )
+    assert observed(run.envelopes)["1.0"] == "'jumped'"
+    assert [failed.reason for failed in only(run.envelopes, ev.ToolCallFailed)] == ["timeout"]
+    assert run.outcome.output == "Done."
+
+
+@pytest.mark.parametrize(("hours", "ends"), [(12, False), (-1, True)])
+async def test_a_deadline_reads_the_wall_clock_as_it_is(hours: int, ends: bool) -> None:
+    """H28. It is an instant: past it after a jump forward, and no nearer after one back."""
+    clock = Jumping(hours)
+    agent = agent_of(look, limits=Limits(deadline_seconds=3_600))
+    run = await embedded(agent, ScriptedModel(clock.reply, chunk=0), clock=clock)
+    assert (run.outcome.status == "completed") is ends
+    if not ends:
+        assert run.outcome.park is not None
+        assert run.outcome.park.detail == {"limit": "deadline_seconds", "max": 3_600, "used": 43_201, "need": 1}
 
 
 async def test_a_deadline_ends_the_run_under_finish() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import apsw
@@ -26,6 +27,29 @@ class LateClock(SystemClock):
 
     def now_ns(self) -> int:
         return super().now_ns() + 86_400 * 10**9
+
+
+class SkewedClock(ManualClock):
+    """The steady time of another clock, and a wall clock of its own. Who sleeps lets something happen first."""
+
+    def __init__(self, shared: ManualClock) -> None:
+        super().__init__()
+        self._shared = shared
+        self.meanwhile: Callable[[], Awaitable[object]] = _nothing
+
+    def steady_ns(self) -> int:
+        return self._shared.steady_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        self._shared.advance(seconds)
+        await self.meanwhile()
+
+
+async def _nothing() -> None:
+    """What happens meanwhile, unless a test says more."""
+
+
+JUMPS = pytest.mark.parametrize("hours", [12, -1])
 
 
 def line(process: "subprocess.Popen[str]") -> str:
@@ -258,6 +282,86 @@ async def test_a_heartbeat_finds_the_leases_that_are_gone(open_store: OpenStore)
     await one.confirm(kept)
     with pytest.raises(LeaseLostError):
         await one.confirm(lost)
+
+
+@JUMPS
+@pytest.mark.parametrize("who", ["the holder", "the contender", "the contender while it watches"])
+async def test_no_jump_of_the_wall_clock_takes_a_run_from_a_driver_that_lives(
+    open_store: OpenStore, hours: int, who: str
+) -> None:
+    """H28. Here the tests before this one have only a contender whose clock was always ahead."""
+    shared = ManualClock()
+    holding, contending = SkewedClock(shared), SkewedClock(shared)
+    holder, contender = await open_store(holding, 100), await open_store(contending, 100)
+    chain, lease = await begun(holder)
+
+    async def live() -> None:
+        if who == "the contender while it watches":
+            contending.jump(hours * 3600)
+        await holder.put_artifact("run-1", b"any write carries the heartbeat that is due")
+
+    contending.meanwhile = live
+    if who == "the contender while it watches":
+        shared.advance(50)
+        contending.jump(150)  # the last heartbeat looks old, so it does watch
+    else:
+        (holding if who == "the holder" else contending).jump(hours * 3600)
+    for _ in range(3):
+        with pytest.raises(LeaseHeldError):
+            await contender.acquire("run-1")
+        await holder.confirm(lease)
+        await holder.append(lease, chain.next(), None)
+        shared.advance(20)
+    assert await events(contender, "run-1") == len(chain.sealed)
+
+
+@JUMPS
+@pytest.mark.parametrize("who", ["the holder", "the contender", "the contender while it watches"])
+async def test_a_holder_that_stands_still_is_outlasted_in_exactly_the_lease_time_whatever_the_wall_clocks_say(
+    open_store: OpenStore, hours: int, who: str
+) -> None:
+    """H28. A heartbeat from the future does not hold a run for hours, and one from long ago shortens nothing."""
+    shared = ManualClock()
+    holding, contending = SkewedClock(shared), SkewedClock(shared)
+    if who == "the holder":
+        holding.jump(hours * 3600)
+    holder, contender = await open_store(holding, 100), await open_store(contending, 100)
+    chain, lease = await begun(holder)
+    if who == "the contender":
+        contending.jump(hours * 3600)
+    if who == "the contender while it watches":
+        contending.jump(150)
+        jumps = [hours * 3600]
+
+        async def jump() -> None:
+            contending.jump(jumps.pop() if jumps else 0)
+
+        contending.meanwhile = jump
+    began = shared.steady_ns()
+    taken = await contender.acquire("run-1")
+    assert taken.previous_alive
+    assert 100 <= (shared.steady_ns() - began) / 1e9 < 110
+    with pytest.raises(LeaseLostError):
+        await holder.append(lease, chain.next(), None)
+
+
+@JUMPS
+async def test_a_jump_of_the_wall_clock_makes_no_lease_older_or_younger_for_its_holder(
+    open_store: OpenStore, hours: int
+) -> None:
+    """H28."""
+    clock = ManualClock(passing=False)
+    store = await open_store(clock, 100)
+    _, lease = await begun(store)
+    renewed = store._driver.renewed_ns
+    clock.advance(74)
+    clock.jump(hours * 3600)
+    await store.confirm(lease)
+    assert store._driver.renewed_ns == renewed
+    clock.advance(1)
+    clock.jump(hours * 3600)
+    await store.confirm(lease)
+    assert store._driver.renewed_ns == clock.steady_ns()
 
 
 async def test_a_cancelled_taker_leaves_the_run_free(open_store: OpenStore) -> None:
