@@ -214,7 +214,7 @@ class Engine:
         """
         runs: list[Run] = []
         problems: dict[str, PerdureError] = {}
-        for summary in await self._store.runs():
+        for summary in await self._store.runs(problems=problems):
             try:
                 if await self._is_due(summary):
                     runs.append(await self.resume(summary.run_id, agent, cause="recover"))
@@ -402,9 +402,22 @@ class Engine:
             raise _no_such_run(run_id)
         return found[0]
 
-    async def runs(self) -> list[JsonObject]:
-        """The records of `perdure list --json`, by the time the runs started."""
-        return [await self._listed(summary) for summary in await self._store.runs()]
+    async def runs(self, *, problems: dict[str, PerdureError] | None = None) -> list[JsonObject]:
+        """The records of `perdure list --json`, by the time the runs started.
+
+        Raises:
+            RefusedError: a run is damaged. With `problems` that is put there instead, by run id, and the other runs are
+                listed all the same.
+        """
+        records = []
+        for summary in await self._store.runs(problems=problems):
+            try:
+                records.append(await self._listed(summary))
+            except PerdureError as error:
+                if problems is None:
+                    raise
+                problems[summary.run_id] = error
+        return records
 
     async def _listed(self, summary: RunSummary) -> JsonObject:
         index = summary.index

@@ -10,6 +10,7 @@ import msgspec
 from perdure.calls import CallContext
 from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.messages import StopReason, ToolDescriptor, Usage
+from perdure.errors import PerdureError
 from perdure.journal.envelope import Envelope
 from perdure.prompting.request import ModelRequest
 
@@ -235,8 +236,15 @@ class Store(Protocol):
     async def read(self, run_id: str, from_seq: int = 0) -> StoredRun | None:
         """The run's events by ascending seq, as stored and unproven; None for an unknown run."""
 
-    async def runs(self, run_id: str | None = None) -> list[RunSummary]:
-        """Every run, by the time it started; with a run id that one alone, or none."""
+    async def runs(
+        self, run_id: str | None = None, *, problems: dict[str, PerdureError] | None = None
+    ) -> list[RunSummary]:
+        """Every run, by the time it started; with a run id that one alone, or none.
+
+        Raises:
+            MalformedJournalError: the line of a run is damaged. With `problems` it is put there instead, by run id,
+                and the sound runs are listed all the same.
+        """
 
     async def put_artifact(self, run_id: str, data: bytes) -> str:
         """Stores bytes once per run under their content digest, durable on return; returns the digest."""

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -302,3 +303,27 @@ def _rows(shell: Shell) -> list[tuple[object, ...]]:
         return connection.execute("select * from event order by run_id, seq").fetchall()
     finally:
         connection.close()
+
+
+@pytest.mark.slow
+def test_recover_drives_the_sound_runs_and_names_the_damaged_ones_in_the_end(shell: Shell) -> None:
+    """H06. One is damaged in the list of runs, one in its journal."""
+    for number in range(4):
+        shell.write("nap", "1")
+        shell("run", "napping.toml", "--input", "x", "--run-id", f"R{number}", check=3)
+    store = sqlite3.connect(shell.folder / "perdure.db", isolation_level=None)
+    store.execute("update run set wake_at = 'soon' where run_id = 'R1'")
+    store.execute("update event set salt = x'00' where run_id = 'R2' and seq = 3")
+    store.close()
+    time.sleep(1.1)
+    recovered = shell("recover", "--json", check=4)
+    assert sorted((line["run_id"], line["status"]) for line in recovered.lines) == [
+        ("R0", "completed"),
+        ("R3", "completed"),
+    ]
+    errors = [json.loads(line)["error"] for line in recovered.err.splitlines()]
+    assert {error["code"] for error in errors} == {"malformed_journal"}
+    assert sorted(error["where"].split(",")[0].split(" (")[0] for error in errors) == ["run R1", "run R2"]
+    again = shell("recover", check=4)
+    assert "run R1" in again.err
+    assert "run R2" in again.err

@@ -13,6 +13,7 @@ import termios
 
 import pytest
 from tests.cli.shell import Shell, wait_until
+from tests.stores.raw_file import event_cells
 
 LISTED = ["run_id", "agent", "status", "terminal_reason", "park", "events", "started_at", "updated_at"]
 RECORDED = ["run_id", "seq", "kind", "recorded_at", "active_ns", "schema_version", "payload", "digest"]
@@ -171,6 +172,52 @@ def test_a_projection_that_differs_is_named(shell: Shell) -> None:
     assert (found.record["ok"], found.record["first_bad"]) == (False, None)
     assert "R" in found.record["projections"][0]
     assert "R" in found.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("update run set phase = x'00' where run_id = 'bad'", "its line in the list of runs is damaged"),
+        ("update event set payload = x'00' where run_id = 'bad' and seq = 2", "event 2"),
+        ("update lease set events = events - 1 where run_no = (select run_no from run where run_id = 'bad')", "events"),
+        ("update event set recorded_at = 'x' where run_id = 'bad' and seq = 0", "its line"),
+    ],
+)
+def test_a_damaged_run_is_named_in_the_end_and_the_sound_ones_are_listed(shell: Shell, damage: str, says: str) -> None:
+    """H06. Exit 4 all the same: somebody must look."""
+    for run_id in ("one", "bad", "two"):
+        shell("run", "adding.toml", "--input", "x", "--run-id", run_id, check=0)
+    store = sqlite3.connect(shell.folder / "perdure.db", isolation_level=None)
+    # An open run's line says no more than its journal, so that is read.
+    store.execute("update run set phase = 'open' where run_id = 'bad'")
+    store.execute(damage)
+    store.close()
+    listed = shell("list", "--json", check=4)
+    assert [line["run_id"] for line in listed.lines] == ["one", "two"]
+    assert listed.error["code"] == "malformed_journal"
+    assert "run bad" in listed.error["where"]
+    assert says in listed.error["message"]
+    listed = shell("list", check=4)
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["RUN", "one", "two"]
+    assert "run bad" in listed.err
+    assert shell("show", "one", "--json", check=0).record["status"] == "completed"
+
+
+@pytest.mark.slow
+def test_a_page_of_the_file_that_is_zeros_keeps_no_other_run_from_being_listed(shell: Shell) -> None:
+    """H06."""
+    for run_id in ("one", "bad", "two"):
+        shell("run", "counting.toml", "--input", "x", "--run-id", run_id, check=0)
+    path = shell.folder / "perdure.db"
+    data = bytearray(path.read_bytes())
+    cells = event_cells(path)
+    begin = cells[len(cells) // 3].place[0] // 8192 * 8192  # with the first events of the second run
+    data[begin : begin + 8192] = bytes(8192)
+    path.write_bytes(data)
+    listed = shell("list", "--json", check=4)
+    assert {"one", "two"} >= {line["run_id"] for line in listed.lines} >= {"two"}
+    assert "run bad" in listed.err
 
 
 @pytest.mark.slow

@@ -76,15 +76,15 @@ async def recover_runs(store: str, *, ref: str | None, as_json: bool, verbose: b
         async with Engine.open(store, create=False) as engine:
             stopping.of(engine)
             progress = verbose or output.watched()
-            seen = {one["run_id"]: one["events"] for one in await engine.runs()} if progress else {}
+            seen = {one["run_id"]: one["events"] for one in await engine.runs(problems={})} if progress else {}
             runs, problems = await engine.recover(agent)
-            codes = [_refused(run_id, error, as_json=as_json) for run_id, error in problems.items()]
-            codes += await asyncio.gather(
+            codes = await asyncio.gather(
                 *(
                     _recovered(engine, run, stopping, as_json=as_json, progress=progress, from_seq=seen.get(run.id, 0))
                     for run in runs
                 )
             )
+            codes += [_refused(run_id, error, as_json=as_json) for run_id, error in problems.items()]
             if not codes:
                 reports.nothing_due(as_json=as_json)
             return next((code for code in _WORST_FIRST if code in codes), COMPLETED)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perdure.cli import output, reports, tables
+from perdure.cli import failure, output, reports, tables
+from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
     from perdure.journal.envelope import Envelope
@@ -13,17 +14,19 @@ OK, REFUSED = 0, 4
 
 
 async def list_runs(store: str, *, as_json: bool) -> int:
-    """Prints every run of the store."""
+    """Prints every run of the store, and in the end what is wrong with those that are damaged."""
     from perdure.engine import Engine
 
+    problems: dict[str, PerdureError] = {}
     async with Engine.open(store, create=False, read_only=True) as engine:
-        records = await engine.runs()
+        records = await engine.runs(problems=problems)
     if as_json:
         for record in records:
             output.say_json(record)
     else:
         output.say(tables.runs(records))
-    return OK
+    codes = [failure.report(error, as_json=as_json) for error in problems.values()]
+    return max(codes, default=OK)
 
 
 async def show_run(store: str, run_id: str, *, as_json: bool) -> int:

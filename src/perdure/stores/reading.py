@@ -1,7 +1,7 @@
 """Reading a store: rows become envelopes only when they have the right types and stand in the right place."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import apsw
 
 from perdure.contracts.contract import content_digest
-from perdure.errors import MalformedJournalError
+from perdure.errors import MalformedJournalError, PerdureError
 from perdure.journal.envelope import Envelope
 from perdure.ports import IndexRow, RunSummary, StoredRun
 from perdure.stores.faults import translated
@@ -25,16 +25,16 @@ DAMAGE = (
 )
 """What reading raises for a file whose content changed."""
 
-_RUNS = f"""
+_SUMMARY = f"""
 select run.run_id, agent, phase, terminal_reason, park, wake_at, events, first.recorded_at, last.recorded_at,
     driver_id, epoch
 from run
 left join lease using (run_no)
 left join event as first on first.rowid = run_no << {SEQ_BITS}
 left join event as last on last.rowid = (run_no << {SEQ_BITS}) + events - 1
-where ?1 is null or run.run_id = ?1
-order by first.recorded_at, run_no
 """  # noqa: S608 - a number of ours
+_RUNS = f"{_SUMMARY} where ?1 is null or run.run_id = ?1 order by first.recorded_at, run_no"
+_RUN = f"{_SUMMARY} where run.run_no = ?2 and (?1 is null or run.run_id = ?1)"
 _RUN_TYPES: tuple[tuple[type, ...], ...] = (
     *((str,), (str,), (str,), (str, NoneType), (str, NoneType), (int, NoneType)),
     *((int,), (int,), (int,), (str, NoneType), (int,)),
@@ -134,8 +134,9 @@ def _as_envelopes(rows: list[tuple[Any, ...]], run_id: str, from_seq: int, place
 
 def _row_by_row(connection: apsw.Connection, run_no: int, run_id: str, from_seq: int) -> tuple[Envelope, ...]:
     events: list[Envelope] = []
-    with damage_named(run_id, lambda: from_seq + len(events)):
-        for row in _rows(connection, run_no, from_seq):
+    # Closed at once: a statement left in the middle would keep its moment open, and the log from shrinking.
+    with damage_named(run_id, lambda: from_seq + len(events)), closing(_rows(connection, run_no, from_seq)) as rows:
+        for row in rows:
             seq = from_seq + len(events)
             problem = row_problem(row, run_id, seq, first_place(run_no) + seq)
             if problem is not None:
@@ -159,27 +160,76 @@ def _find_run(connection: apsw.Connection, run_id: str) -> tuple[int, bytes, int
 
 
 def list_runs(
-    connection: apsw.Connection, path: Path, is_dead: Callable[[str], bool], run_id: str | None
+    connection: apsw.Connection,
+    path: Path,
+    is_dead: Callable[[str], bool],
+    run_id: str | None,
+    problems: dict[str, PerdureError] | None = None,
 ) -> list[RunSummary]:
     """Every run, by the time it started, or the one run.
 
     Raises:
-        MalformedJournalError: a row of the list is damaged.
+        MalformedJournalError: a row of the list is damaged. With `problems` it is put there, and the sound rows are
+            listed all the same.
         StoreError: the file cannot be read.
     """
     alive: dict[str, bool] = {}
-    summaries = []
-    with translated(path), damage_named("?", lambda: None):
-        for row in connection.execute(_RUNS, (run_id,)):
-            if not all(isinstance(value, types) for value, types in zip(row, _RUN_TYPES, strict=True)):
-                name = row[0] if isinstance(row[0], str) else "?"
-                raise MalformedJournalError(name, None, None, "its line in the list of runs is damaged")
-            id, *index, events, started_at, updated_at, driver_id, epoch = row
-            if driver_id is not None and driver_id not in alive:
-                alive[driver_id] = not is_dead(driver_id)
-            held = driver_id is not None and alive[driver_id]
-            summaries.append(RunSummary(id, IndexRow(*index), events, started_at, updated_at, held, epoch))
-    return summaries
+
+    def held(driver_id: str | None) -> bool:
+        if driver_id is not None and driver_id not in alive:
+            alive[driver_id] = not is_dead(driver_id)
+        return driver_id is not None and alive[driver_id]
+
+    with translated(path):
+        try:
+            with damage_named("?", lambda: None):
+                return [_summary(row, held) for row in connection.execute(_RUNS, (run_id,)).fetchall()]
+        except MalformedJournalError:
+            if problems is None:
+                raise
+        return _one_by_one(connection, run_id, held, problems)
+
+
+def _summary(row: tuple[Any, ...], held: Callable[[str | None], bool]) -> RunSummary:
+    if not all(isinstance(value, types) for value, types in zip(row, _RUN_TYPES, strict=True)):
+        raise MalformedJournalError(_name(row), None, None, "its line in the list of runs is damaged")
+    id, *index, events, started_at, updated_at, driver_id, epoch = row
+    return RunSummary(id, IndexRow(*index), events, started_at, updated_at, held(driver_id), epoch)
+
+
+def _name(row: Sequence[object]) -> str:
+    return row[0] if isinstance(row[0], str) else "?"
+
+
+def _one_by_one(
+    connection: apsw.Connection,
+    run_id: str | None,
+    held: Callable[[str | None], bool],
+    problems: dict[str, PerdureError],
+) -> list[RunSummary]:
+    """What reading them together stopped at is met again, but for one run alone."""
+    summaries: list[RunSummary] = []
+    numbers: list[int] = []
+    try:
+        with damage_named("?", lambda: None):
+            numbers += (number for (number,) in connection.execute("select run_no from run not indexed"))
+    except MalformedJournalError as error:
+        problems["?"] = error
+    for number in numbers:
+        try:
+            with damage_named(_name_of(connection, number), lambda: None):
+                summaries += (_summary(row, held) for row in connection.execute(_RUN, (run_id, number)).fetchall())
+        except MalformedJournalError as error:
+            name = error.run_id if error.run_id != "?" else f"? (number {number})"
+            problems[name] = error
+    return sorted(summaries, key=lambda summary: summary.started_at)
+
+
+def _name_of(connection: apsw.Connection, number: int) -> str:
+    try:
+        return _name((connection.execute("select run_id from run where run_no = ?", (number,)).get,))
+    except DAMAGE:
+        return "?"
 
 
 def read_artifact(connection: apsw.Connection, path: Path, run_id: str, digest: str) -> bytes | None:

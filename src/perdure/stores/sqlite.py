@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import apsw
 
 from perdure.contracts.contract import content_digest
-from perdure.errors import StoreError
+from perdure.errors import PerdureError, StoreError
 from perdure.journal.envelope import Envelope
 from perdure.ports import Clock, Entropy, IndexRow, Lease, RunSummary, StoredRun
 from perdure.stores import leases, reading, schema
@@ -172,14 +172,17 @@ class SqliteStore:
         """
         return await self._reader.read(lambda c: reading.read_run(c, self.path, run_id, from_seq))
 
-    async def runs(self, run_id: str | None = None) -> list[RunSummary]:
+    async def runs(
+        self, run_id: str | None = None, *, problems: dict[str, PerdureError] | None = None
+    ) -> list[RunSummary]:
         """See `Store.runs`.
 
         Raises:
-            MalformedJournalError: a row of the list is damaged.
+            MalformedJournalError: a row of the list is damaged, and no `problems` are asked for.
             StoreError: the file cannot be read.
         """
-        return await self._reader.read(lambda c: reading.list_runs(c, self.path, self._driver.is_dead, run_id))
+        is_dead = self._driver.is_dead
+        return await self._reader.read(lambda c: reading.list_runs(c, self.path, is_dead, run_id, problems))
 
     async def put_artifact(self, run_id: str, data: bytes) -> str:
         """See `Store.put_artifact`.

@@ -196,12 +196,12 @@ def torn_end(frames: int) -> str:
 
 
 def _recovered(connection: apsw.Connection) -> int | None:
-    """How many frames of the log are read back; None where SQLite does not tell, because this user cannot write the
-    files."""
+    """How many frames of the log are read back; None where SQLite does not tell: this user cannot write the files, or
+    the connection is in the middle of a read."""
     connection.pragma("user_version")  # before its first read a connection knows of no log
     try:
         return max(connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
-    except apsw.ReadOnlyError:
+    except (apsw.ReadOnlyError, apsw.LockedError):
         return None
 
 

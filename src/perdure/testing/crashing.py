@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from perdure.errors import StoreError
+from perdure.errors import PerdureError, StoreError
 from perdure.journal.envelope import Envelope
 from perdure.ports import IndexRow, Lease, RunSummary, Store, StoredRun
 
@@ -78,10 +78,12 @@ class CrashingStore:
         self._require_alive()
         return await self._inner.read(run_id, from_seq)
 
-    async def runs(self, run_id: str | None = None) -> list[RunSummary]:
+    async def runs(
+        self, run_id: str | None = None, *, problems: dict[str, PerdureError] | None = None
+    ) -> list[RunSummary]:
         """See `Store.runs`."""
         self._require_alive()
-        return await self._inner.runs(run_id)
+        return await self._inner.runs(run_id, problems=problems)
 
     async def put_artifact(self, run_id: str, data: bytes) -> str:
         """See `Store.put_artifact`."""
