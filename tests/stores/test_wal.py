@@ -15,6 +15,7 @@ from tests.stores.shapes import OpenStore, Start, spoken
 
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.errors import StoreError
+from perdure.stores.schema import reading_options
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.verify import verify
 from perdure.testing.conformance import Chain, begun, read
@@ -428,6 +429,18 @@ async def test_who_cannot_write_the_files_finds_the_damage_too(
         public_directory.chmod(0o777)
         _, reading = spoken(start("read-only", there.path))
         assert re.match(said, reading), (offset, reading)
+
+
+def test_a_log_left_on_a_disk_that_nobody_can_write_is_not_passed_over(crashed: Crashed) -> None:
+    """H06. Opened as a file that never changes, the store would be read without it."""
+    crashed.left(crashed.log)
+    assert reading_options(crashed.path, True) == reading_options(crashed.path, False) == ""
+    for empty in (crashed.log[:HEADER], b""):
+        crashed.left(empty)
+        assert reading_options(crashed.path, True) == "?immutable=1"
+    log_of(crashed.path).unlink()
+    assert reading_options(crashed.path, True) == "?immutable=1"
+    assert reading_options(crashed.path, False) == ""
 
 
 async def test_a_reader_finds_what_another_recovery_lost(crashed: Crashed) -> None:

@@ -147,10 +147,8 @@ def open_for_reading(path: Path, *, any_version: bool = False) -> apsw.Connectio
     with translated(path):
         if not _present(path):
             raise no_store(path)
-        # Where nobody can write, nobody can make the shared memory that a reader needs beside a writer, and none is
-        # there.
-        alone = "?immutable=1" if os.statvfs(path).f_flag & os.ST_RDONLY else ""
-        connection = _connect(path, apsw.SQLITE_OPEN_READONLY, alone)
+        disk_is_read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+        connection = _connect(path, apsw.SQLITE_OPEN_READONLY, reading_options(path, disk_is_read_only))
         try:
             version = checked_version(connection, path)
             _require_current(path, len(MIGRATIONS) if any_version else version)
@@ -158,6 +156,15 @@ def open_for_reading(path: Path, *, any_version: bool = False) -> apsw.Connectio
             connection.close()
             raise
         return connection
+
+
+def reading_options(path: Path, disk_is_read_only: bool) -> str:
+    """How the file is to be opened for reading, as a URL's query.
+
+    Where nobody can write, nobody can make the shared memory that a reader needs beside a writer, and none is needed.
+    But a file opened so is read without its log: one that a process left there when it died must not be passed over.
+    """
+    return "?immutable=1" if disk_is_read_only and not wal.holds_frames(path) else ""
 
 
 def _require_writable(connection: apsw.Connection, path: Path) -> None:

@@ -210,6 +210,14 @@ def log_path(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
+def holds_frames(path: Path) -> bool:
+    """Whether anything may have to be read back from the log."""
+    try:
+        return log_path(path).stat().st_size > _HEADER_BYTES
+    except FileNotFoundError:
+        return False
+
+
 def _look(connection: apsw.Connection, path: Path) -> LogReport:
     with translated(path):
         frames = _recovered(connection)
