@@ -16,6 +16,11 @@ purpose."""
 
 _RESUME = "then resume: what was not confirmed may or may not be stored, and is read at the next open"
 
+_CHECK = (
+    "check the path and its permissions; a store whose -wal file lies on a disk that nobody can write is read from a "
+    "copy of both files elsewhere"
+)
+
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
@@ -50,11 +55,7 @@ def _sqlite_words(error: apsw.Error) -> tuple[str, str]:
         case apsw.CorruptError():
             return "the file is damaged", "run `perdure verify`, and restore the file from a copy that it accepts"
         case apsw.CantOpenError():
-            return (
-                "the file cannot be opened",
-                "check the path and its permissions; a store whose -wal file lies on a disk that nobody can write is "
-                "read from a copy of both files elsewhere",
-            )
+            return "the file cannot be opened", _CHECK
         case apsw.IOError():
             return "reading or writing the file failed", "check the disk, its quota and its space, " + _RESUME
         case _:
