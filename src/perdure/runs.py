@@ -13,6 +13,14 @@ from perdure.journal.fold import RunState, fold
 from perdure.journal.render import outcome_of
 from perdure.ports import IndexRow, Lease, Store, StoredRun
 from perdure.runtime.drive import Drive
+from perdure.runtime.journaling import index_row
+
+
+def indexed(envelopes: Sequence[Envelope]) -> tuple[str | None, IndexRow]:
+    """What the list of runs must say of a whole journal, for `verify`. One that cannot be folded raises, and is named
+    by the proof."""
+    state, _ = fold(envelopes[0].run_id, envelopes)
+    return None, index_row(state)
 
 
 class RunHost(Protocol):
