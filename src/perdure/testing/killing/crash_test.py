@@ -85,7 +85,7 @@ class CrashReport(msgspec.Struct, frozen=True):
     """What the world counted undisturbed."""
     tools: tuple[ToolVerdict, ...]
     ended_otherwise: int
-    """Cuts after which the run did not come to the same end."""
+    """Times that the run did not come to the same end, or that its effects differed while no tool was being called."""
     otherwise: str | None
     """The first of these, and why."""
     left_behind: int
@@ -211,7 +211,7 @@ class CrashTest:
         tools = tuple(
             self._verdict(tool.descriptor.name, tool.descriptor.effect, cuts) for tool in self.subject.agent.tools
         )
-        unowned = [one for one in self.findings if one.tool is None and one.what in _WORST]
+        unowned = [one for one in self.findings if one.tool is None and one.what in ("doubled", "lost")]
         return CrashReport(
             ok=not (otherwise or unowned or any(tool.doubled or tool.lost for tool in tools)),
             cuts=len(cuts),
@@ -219,7 +219,7 @@ class CrashTest:
             turns=len(control.drove.turns),
             effects=control.effects.total(),
             tools=tools,
-            ended_otherwise=len(otherwise),
+            ended_otherwise=len(otherwise) + len(unowned),
             otherwise=next((f"{one.cut}: {one.detail}" for one in otherwise + unowned), None),
             left_behind=sum(count for count, _ in self.left_behind),
             left_by=tuple(sorted(_in_all([tools for _, tools in self.left_behind]))),
@@ -259,7 +259,7 @@ class _Course:
             killed_for_us = drive.cut is not None
             drove = self._drive(drive)
             if drove is None and (self.stopped or not killed_for_us):
-                self._give_up("blocked", self.stopped or "a drive died by itself")
+                self._give_up(self.stopped or "a drive died by itself")
                 return None
             if drove is None:
                 drive = replace(drive, cut=None, verdict=None, answer=None)
@@ -271,7 +271,7 @@ class _Course:
                     return None
                 drive = settled
             drive = replace(drive, number=self.drives)
-        self._give_up("blocked", f"it has not ended after {self.drives} drives")
+        self._give_up(f"it has not ended after {self.drives} drives")
         return None
 
     def _drive(self, drive: CutDrive) -> Drove | None:
@@ -309,7 +309,7 @@ class _Course:
             case "crash_loop":
                 return drive
             case _:
-                self._give_up("blocked", f"it waits: {drove.park} at call {call}, {drove.detail}")
+                self._give_up(f"it waits: {drove.park} at call {call}, {drove.detail}")
                 return None
 
     def _resolved(self, drive: CutDrive, call: str, tool: str) -> CutDrive | None:
@@ -321,13 +321,15 @@ class _Course:
             return replace(drive, verdict=(call, "did_not_happen", None))
         if mine[-1].moment == "returned":
             return replace(drive, verdict=(call, "happened", mine[-1].result))
+        if mine[-1].moment == "raised":
+            return replace(drive, verdict=(call, "failed", mine[-1].result))
         self._find("unclear", tool, "the function was under way: only a look at what it changes can tell")
         self.stopped = what
         return None
 
-    def _give_up(self, what: str, why: str) -> None:
+    def _give_up(self, why: str) -> None:
         self.stopped = why
-        self._find(what, None if self._cut is None else self._cut.tool, why)
+        self._find("ended_otherwise", None, why)
 
     def _find(self, what: str, tool: str | None, detail: str) -> None:
         if self._cut is not None:
@@ -370,9 +372,9 @@ def _in_all(sets: Sequence[frozenset[str]]) -> frozenset[str]:
 
 
 def _took_ms(ran: Sequence[Ran]) -> dict[str, float]:
-    """How long each function took that returned, by call."""
+    """How long each function took, by call."""
     began = {one.call: one.at_ns for one in ran if one.moment == "began"}
-    return {one.call: (one.at_ns - began[one.call]) / 1e6 for one in ran if one.moment == "returned"}
+    return {one.call: (one.at_ns - began[one.call]) / 1e6 for one in ran if one.moment != "began"}
 
 
 def _shown(effects: Counter[bytes]) -> str:

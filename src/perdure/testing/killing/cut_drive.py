@@ -33,6 +33,7 @@ from perdure.testing.killing.marking import ToolWatch, WatchedTool
 RUN_ID = "crash-test"
 """The id of the run in each store of a crash test: idempotency keys are derived from it."""
 Moment = Literal["began", "returned", "raised", "forked"]
+Verdict = Literal["happened", "did_not_happen", "failed"]
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -83,8 +84,8 @@ class CutDrive:
     turns: tuple[AssistantTurn, ...] | None
     """None: the agent's own model is asked."""
     cut: Cut | None = None
-    verdict: tuple[str, str, JsonValue] | None = None
-    """A call in doubt, what became of it, and its result."""
+    verdict: tuple[str, Verdict, JsonValue] | None = None
+    """A call in doubt, what became of it, and its result or the words of its error."""
     answer: tuple[str, JsonValue] | None = None
     """A call that waits for an answer, and the answer."""
     skip_ns: int = 0
@@ -137,7 +138,8 @@ class CutDrive:
         try:
             if self.verdict is not None:
                 call, became, value = self.verdict
-                await engine.resolve(RUN_ID, call, became, result=value)  # type: ignore[arg-type]
+                said: Any = {"text": value} if became == "failed" else {"result": value}
+                await engine.resolve(RUN_ID, call, became, **said)
             if self.answer is not None:
                 await engine.answer(RUN_ID, *self.answer)
             run = await engine.resume(RUN_ID, agent, model=model)
@@ -173,9 +175,9 @@ class Notes:
             # The function forked, and this is the copy: it must not go on as a second driver of the run.
             self._note("forked", tool, call)
             os._exit(0)
-        shown: JsonValue = None
+        shown: JsonValue = None if error is None else str(error)
         with suppress(Exception):
-            shown = to_json(value)
+            shown = to_json(value) if error is None else shown
         self._note("returned" if error is None else "raised", tool, call, shown)
 
     def _note(self, moment: Moment, tool: str, call: CallContext, result: JsonValue = None) -> None:

@@ -32,7 +32,7 @@ class Cut(msgspec.Struct, frozen=True):
     events: int
     """How many events are durable then."""
     moment: str
-    """`event`: as soon as the last of them is. `returned`: the function of `call` has returned, its result is not
+    """`event`: as soon as the last of them is. `returned`: the function of `call` has ended, its result is not
     recorded. `midst`: the function of `call` has run for half the time it took undisturbed."""
     call: str | None = None
     tool: str | None = None
