@@ -1,5 +1,5 @@
-"""A disk between SQLite and the system: taps are told of every write and sync of a store's files, and may fail, delay or
-lose it, or end the process there.
+"""A disk between SQLite and the system: taps are told of every write and sync of a store's files, and may fail, delay
+or lose it, or end the process there.
 
     with tapped(FailingDisk("sync", apsw.IOError, after=3)):
         ...  # whatever this process opens with SQLite in here goes through it
