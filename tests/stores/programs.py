@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import apsw
 
@@ -157,7 +158,9 @@ async def fail_and_wait(path: str) -> None:
 async def use_read_only(path: str, *, as_user: str) -> None:
     """Opens a store that this user cannot write, for writing and for reading."""
     if os.geteuid() == 0:  # whom no permission stops
-        await opened(path, read_only=True)  # everything is imported by now; afterwards this user may read no library
+        with suppress(PerdureError):
+            await opened(path, read_only=True)
+        # Everything is imported by now; afterwards this user may read no library.
         os.setgid(int(as_user))
         os.setuid(int(as_user))
     for read_only in (False, True):

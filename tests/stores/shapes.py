@@ -1,4 +1,4 @@
-"""The types of this folder's fixtures."""
+"""The types of this folder's fixtures, and what a started program said."""
 
 import subprocess
 from typing import Protocol
@@ -19,3 +19,9 @@ class Start(Protocol):
     """Starts a program of `programs.py`."""
 
     def __call__(self, *arguments: object) -> "subprocess.Popen[str]": ...
+
+
+def spoken(process: "subprocess.Popen[str]") -> list[str]:
+    """The lines a program said, once it has ended."""
+    output, _ = process.communicate(timeout=60)
+    return output.splitlines()

@@ -1,24 +1,16 @@
 """Disks that are full, broken or read-only, and locks that do not clear."""
 
 import asyncio
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
 import pytest
-from tests.stores.shapes import OpenStore, Start
+from tests.stores.shapes import OpenStore, Start, spoken
 
 from perdure.errors import StoreError
 from perdure.journal.envelope import check_chain
 from perdure.testing.conformance import begun, read
-
-
-def spoken(process: "subprocess.Popen[str]") -> list[str]:
-    output, _ = process.communicate(timeout=60)
-    return output.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -61,14 +53,6 @@ async def test_a_failed_commit_frees_the_lock_for_another_process_while_the_firs
     await begun(await open_store(), "other")
     assert time.monotonic() - began < 2
     assert process.poll() is None
-
-
-@pytest.fixture
-def public_directory() -> Iterator[Path]:
-    """A directory that another user can read."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 @pytest.mark.parametrize("locked", ["file", "directory"])

@@ -85,6 +85,10 @@ def verification(report: "VerifyReport", *, as_json: bool) -> None:
         parts += [f"({bad.kind})"] if bad.kind is not None else []
         place = f"{' '.join(parts)}: " if parts else ""
         output.note(f"not proven: {output.escaped(place + bad.problem)}")
+    if report.torn:
+        from perdure.stores.wal import torn_end
+
+        output.note(torn_end(report.torn))
     for projection in report.projections:
         output.note(f"differs from what it is derived from: {output.escaped(projection)}")
     if report.ok and not as_json:

@@ -6,6 +6,7 @@ one more page a commit), no two events can have one place, and a row whose colum
 it was.
 """
 
+import logging
 import os
 import stat
 from pathlib import Path
@@ -13,8 +14,11 @@ from pathlib import Path
 import apsw
 
 from perdure.errors import StoreError, UnknownError
+from perdure.stores import wal
 from perdure.stores.driver_lock import make_directory, opening
 from perdure.stores.faults import BUSY_SECONDS, translated
+
+_log = logging.getLogger("perdure")
 
 APPLICATION_ID = 0x50455244
 """The letters PERD, in the file's header."""
@@ -99,16 +103,38 @@ def open_for_writing(path: Path, drivers: Path, *, create: bool) -> apsw.Connect
         open_for_reading(path, any_version=True).close()
         connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
         try:
+            # Until it is known to be whole, the log stays as it is, even when this is the last connection to close.
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             _require_writable(connection, path)
-            if checked_version(connection, path) < len(MIGRATIONS):
-                _apply(connection)
+            version = checked_version(connection, path)
+            _must_have_a_whole_log(connection, path)
             connection.execute("pragma synchronous=full")
+            if version < len(MIGRATIONS):
+                _apply(connection)
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             connection.execute(f"pragma journal_size_limit={_LOG_BYTES_KEPT}")
             connection.wal_autocheckpoint(_CHECKPOINT_PAGES)
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+def _must_have_a_whole_log(connection: apsw.Connection, path: Path) -> None:
+    if not wal.must_be_whole(connection, path).torn:
+        return
+    looker = _connect(path, apsw.SQLITE_OPEN_READONLY)
+    try:
+        connection.execute("begin immediate")  # so that what is there is not just being written
+        torn = wal.must_be_whole(looker, path).torn
+    except apsw.BusyError:
+        return  # whoever holds the lock is writing it
+    finally:
+        looker.close()
+        if connection.in_transaction:
+            connection.execute("rollback")
+    if torn:
+        _log.warning("store %s: %s", path, wal.torn_end(torn))
 
 
 def open_for_reading(path: Path, *, any_version: bool = False) -> apsw.Connection:

@@ -19,6 +19,7 @@ from perdure.stores.faults import translated
 from perdure.stores.leases import Driver, Holder
 from perdure.stores.mounts import network_type
 from perdure.stores.threads import Reader
+from perdure.stores.wal import Watch
 from perdure.stores.writer import Writer, closed
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class SqliteStore:
         self._driver, self._lock, self._clock, self._create, self._read_only = driver, lock, clock, create, read_only
         self._closed = False
         self._writer = Writer(driver, clock, self._open_for_writing)
-        self._reader = Reader(partial(schema.open_for_reading, path))
+        self._reader = Reader(partial(schema.open_for_reading, path), Watch(path).look)
 
     @classmethod
     async def open(
@@ -60,7 +61,7 @@ class SqliteStore:
         Raises:
             UnknownError: the file is missing and is not to be created.
             StoreError: it is not a Perdure store, is newer than this release, lies on a network file system (unless
-                `force_network`), cannot be written, or stays locked.
+                `force_network`), cannot be written, stays locked, or its log is damaged in the middle.
         """
         path = Path(path).resolve()  # noqa: ASYNC240 - of the file's own name; the file itself is opened in a thread
         drivers = path.with_name(path.name + ".drivers")

@@ -45,10 +45,12 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 class Reader:
-    """One thread with one reading connection, opened on first use."""
+    """One thread with one reading connection, opened on first use; `before_each` looks at it before every read."""
 
-    def __init__(self, open_connection: Callable[[], apsw.Connection]) -> None:
-        self._open_connection = open_connection
+    def __init__(
+        self, open_connection: Callable[[], apsw.Connection], before_each: Callable[[apsw.Connection], None]
+    ) -> None:
+        self._open_connection, self._before_each = open_connection, before_each
         self._queue: queue.SimpleQueue[tuple[Callable[[apsw.Connection], Any], asyncio.Future[Any]] | None] = (
             queue.SimpleQueue()
         )
@@ -78,6 +80,7 @@ class Reader:
             try:
                 if connection is None:
                     connection = self._open_connection()
+                self._before_each(connection)
                 value = work(connection)
             except BaseException as error:  # noqa: BLE001 - handed to the waiter
                 _tell(self._loop, future, None, error)

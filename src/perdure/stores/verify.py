@@ -17,7 +17,7 @@ from perdure.contracts.contract import content_digest, value_digest
 from perdure.errors import MalformedJournalError, StoreError
 from perdure.journal.envelope import FIRST_PREVIOUS, Envelope, chain_problem
 from perdure.ports import IndexRow
-from perdure.stores import schema
+from perdure.stores import schema, wal
 from perdure.stores.faults import translated
 from perdure.stores.leases import unknown_run
 from perdure.stores.reading import DAMAGE, EVERY_EVENT, kind_of, row_problem, snapshot
@@ -53,6 +53,9 @@ class VerifyReport(msgspec.Struct, frozen=True):
     first_bad: FirstBad | None
     projections: list[str]
     """What is derived and differs from what it is derived from, as `run RUN_ID`."""
+    torn: int = 0
+    """Frames at the end of the write-ahead log that belong to no finished transaction. No damage: what was confirmed
+    is not among them. While others write, they may be of the transaction under way."""
 
 
 class _Run(msgspec.Struct):
@@ -103,8 +106,9 @@ def _verify(
             raise
         return VerifyReport(False, 0, 0, _head_of_all([]), FirstBad(None, None, None, problem), [])
     try:
+        log = wal.inspect(connection, path)
         with translated(path), snapshot(connection):
-            report = _Walk(connection, path, fold_problem, run_id, head).report()
+            report = _Walk(connection, path, fold_problem, run_id, head, log).report()
     finally:
         connection.close()
     return report
@@ -120,6 +124,7 @@ class _Walk:
         fold_problem: FoldProblem | None,
         run_id: str | None,
         head: str | Mapping[str, str] | None,
+        log: wal.LogReport,
     ) -> None:
         self._connection, self._path, self._fold, self._only, self._expected = (
             connection,
@@ -128,7 +133,9 @@ class _Walk:
             run_id,
             head,
         )
-        self._first_bad: FirstBad | None = None
+        self._torn = log.torn
+        # First, because what is read after it may be an older state that is whole in itself.
+        self._first_bad = None if log.damage is None else FirstBad(None, None, None, log.damage)
         self._projections: list[str] = []
         self._events = 0
         self._last_place: int | None = None
@@ -147,7 +154,7 @@ class _Walk:
         head = runs[0].head.hex() if self._only is not None and runs else _head_of_all(runs)
         self._check_heads(head)
         ok = self._first_bad is None and not self._projections
-        return VerifyReport(ok, len(runs), self._events, head, self._first_bad, self._projections)
+        return VerifyReport(ok, len(runs), self._events, head, self._first_bad, self._projections, self._torn)
 
     def _bad(self, run_id: str | None, seq: int | None, kind: str | None, problem: str) -> None:
         if self._first_bad is None:
