@@ -44,7 +44,7 @@ class World:
         @tool(effect="read")
         async def look(number: int) -> str:
             """Looks."""
-            return "seen " * self.padding
+            return f"seen {number} " * self.padding
 
         @tool(effect="idempotent")
         async def order(number: int, call: CallContext) -> str:
