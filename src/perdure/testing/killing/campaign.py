@@ -31,7 +31,7 @@ from perdure.errors import PerdureError, UsageError
 from perdure.runs import indexed
 from perdure.stores.verify import verify
 from perdure.testing.killing import victim
-from perdure.testing.killing.errand import LOST, Ledger, doubled, expected
+from perdure.testing.killing.errand import LOST, SETTLED, Ledger, doubled, expected
 from perdure.testing.killing.marks import PHASES, Marks
 from perdure.testing.killing.processes import Ended, Process, adopt_orphans, fork
 
@@ -283,6 +283,7 @@ async def _examine(directory: Path, tally: Tally) -> None:
             if record["status"] == "completed":
                 there = {(line.what, line.number) for line in lines}
                 gone += [f"{what} {number} never happened" for what, number in sorted(expected() - there)]
+            tally.refused_or_parked += sum(line.what == SETTLED for line in lines)
             tally.duplicates += len(again)
             tally.lost += len(gone)
             tally.findings += [f"{run_id}: {problem}" for problem in again + gone]

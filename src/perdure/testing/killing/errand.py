@@ -21,8 +21,9 @@ from perdure.tools.define import tool
 
 TURNS = 6
 DONE = "The errand is done."
-ASKED, LOST = "asked", "lost"
-"""Lines that tell of no action: a model call; something the journal no longer holds, with the words for a call."""
+ASKED, LOST, SETTLED = "asked", "lost", "settled"
+"""Lines that tell of no action: a model call; something the journal no longer holds, with the words for a call; a run
+that was parked for a write in doubt, which was settled."""
 _LONGEST_S = 0.002
 """A tool's function takes up to that before its effect, and after it: long enough to be met by many kills."""
 
@@ -32,7 +33,7 @@ class Line(NamedTuple):
 
     run_id: str
     what: str
-    """The tool, or one of ASKED and LOST."""
+    """The tool, or one of ASKED, LOST and SETTLED."""
     number: int
     """Which one: each action of a run is asked for once, by turn; of `asked`, the turns in the request."""
     call: str

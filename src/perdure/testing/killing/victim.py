@@ -24,7 +24,7 @@ from perdure.ports import IndexRow, Lease
 from perdure.runs import Run
 from perdure.stores.url import open_store
 from perdure.testing.disks import KillAtSync, tapped
-from perdure.testing.killing.errand import ASKED, DONE, LOST, Ledger, Line, errand_agent, result, script
+from perdure.testing.killing.errand import ASKED, DONE, LOST, SETTLED, Ledger, Line, errand_agent, result, script
 from perdure.testing.killing.marking import MarkedEffects, MarkedModel, MarkedStore, WatchedTool
 from perdure.testing.killing.marks import Marks
 from perdure.testing.scripted import ScriptedModel
@@ -113,7 +113,7 @@ class _Victim:
             UnknownError: the run was never started.
         """
         run_id = self._part.run_id
-        happened = [line for line in self._ledger.of(run_id) if line.what not in {ASKED, LOST}]
+        happened = [line for line in self._ledger.of(run_id) if line.what not in {ASKED, LOST, SETTLED}]
         events = (await engine.read(run_id)).envelopes
         if len(events) < self._marks.durable:
             self._lost(f"{self._marks.durable} events were durable, {len(events)} are there")
@@ -124,6 +124,7 @@ class _Victim:
         park = (await engine.state(run_id)).park()
         if park is None or park.kind != "needs_reconciliation":
             return
+        self._ledger.note(Line(run_id, SETTLED, 0, str(park.call), None))
         if self._part.sabotage != RERUN_WRITES and any(line.call == park.call for line in happened):
             done = result(park.detail["tool"], park.detail["arguments"]["number"])
             await engine.resolve(run_id, str(park.call), "happened", result=done)
@@ -131,7 +132,7 @@ class _Victim:
             await engine.resolve(run_id, str(park.call), "did_not_happen")
 
     def _lost(self, problem: str) -> None:
-        Ledger(Path(self._part.directory, "ledger")).note(Line(self._part.run_id, LOST, 0, problem, None))
+        self._ledger.note(Line(self._part.run_id, LOST, 0, problem, None))
 
 
 class _LateStore:
