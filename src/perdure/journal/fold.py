@@ -5,7 +5,7 @@ events cost O(n^2). It refuses an event that cannot follow.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -21,8 +21,7 @@ CRASH_LOOP_DRIVES = 5
 """Drives in a row without anything new after which a run is not picked up by itself any more."""
 
 
-@dataclass(slots=True)
-class OpenCall:
+class OpenCall(msgspec.Struct):
     """A call with an intent and no completion."""
 
     call: str
@@ -30,7 +29,7 @@ class OpenCall:
     """None for a model call."""
     attempt: int
     since: int
-    arguments: JsonObject = field(default_factory=dict)
+    arguments: JsonObject = {}
     effect: Effect = Effect.READ
     key: str | None = None
     resolution: ev.EffectResolved | None = None
@@ -135,37 +134,34 @@ class RunState:
         Raises:
             MalformedJournalError: the event cannot follow.
         """
-        problem = self._cannot_follow(event)
+        kind = type(event)
+        problem = self._cannot_follow(kind, event)
         if problem is not None:
             raise MalformedJournalError(self.run_id, envelope.seq, envelope.kind, problem)
         self.events += 1
         self.updated_at = envelope.recorded_at
-        self._count_time(envelope, event)
-        case = _CASES.get(type(event))
-        if case is not None:
-            case(self, event, envelope)
-        if not isinstance(event, ev.DriveStarted | ev.AttemptStarted):
-            self.idle_drives = 0
-
-    def _cannot_follow(self, event: ev.Event) -> str | None:
-        if self.end is not None:
-            return "an event stands after the end of the run"
-        if (self.head is None) != isinstance(event, ev.RunStarted):
-            return "the first event, and only the first, must be run_started"
-        call = getattr(event, "call", "")
-        if isinstance(event, _COMPLETIONS) and call not in self.open:
-            return f"call {call} is answered but not open"
-        if isinstance(event, ev.ModelCallRequested | ev.ToolCallRequested) and call in self._asked:
-            return f"call {call} is asked for twice"
-        if isinstance(event, ev.Resumed | ev.Woken) and call not in self.waiting:
-            return f"nothing waits at {call}"
-        return None
-
-    def _count_time(self, envelope: Envelope, event: ev.Event) -> None:
-        if isinstance(event, ev.DriveStarted):
+        if kind is ev.DriveStarted:
             self._active_before += self._active_drive
         self._active_drive = envelope.active_ns
         self.spent.active_ns = self._active_before + self._active_drive
+        case = _CASES.get(kind)
+        if case is not None:
+            case(self, event, envelope)
+        if kind not in _NOTHING_NEW:
+            self.idle_drives = 0
+
+    def _cannot_follow(self, kind: type[ev.Event], event: Any) -> str | None:
+        if self.end is not None:
+            return "an event stands after the end of the run"
+        if (self.head is None) != (kind is ev.RunStarted):
+            return "the first event, and only the first, must be run_started"
+        if kind in _COMPLETIONS and event.call not in self.open:
+            return f"call {event.call} is answered but not open"
+        if kind in _INTENTS and event.call in self._asked:
+            return f"call {event.call} is asked for twice"
+        if kind in _FROM_OUTSIDE and event.call not in self.waiting:
+            return f"nothing waits at {event.call}"
+        return None
 
     @property
     def active_before_ns(self) -> int:
@@ -230,14 +226,20 @@ class RunState:
         return self.started.agent.name, phase, reason, stored.kind if stored else None, wake_at
 
 
-_COMPLETIONS = (
-    ev.ModelCallCompleted,
-    ev.ModelCallFailed,
-    ev.ToolCallCompleted,
-    ev.ToolCallFailed,
-    ev.AttemptStarted,
-    ev.EffectResolved,
+_COMPLETIONS: frozenset[type[ev.Event]] = frozenset(
+    {
+        ev.ModelCallCompleted,
+        ev.ModelCallFailed,
+        ev.ToolCallCompleted,
+        ev.ToolCallFailed,
+        ev.AttemptStarted,
+        ev.EffectResolved,
+    }
 )
+_INTENTS: frozenset[type[ev.Event]] = frozenset({ev.ModelCallRequested, ev.ToolCallRequested})
+_FROM_OUTSIDE: frozenset[type[ev.Event]] = frozenset({ev.Resumed, ev.Woken})
+_NOTHING_NEW: frozenset[type[ev.Event]] = frozenset({ev.DriveStarted, ev.AttemptStarted})
+"""What a drive records without getting any further."""
 
 Case = Callable[[RunState, Any, Envelope], None]
 

@@ -48,7 +48,6 @@ class Asking:
         repairs = int(request.notice is not None and request.notice.kind is not NoticeKind.NO_CALL)
         await gates.reserve(drive, call, gates.Need(model_turns=1, repairs=repairs))
         asked, parts = self._intent(call, request, transcript)
-        request = msgspec.structs.replace(request, transcript=transcript.view(), notice=None)
         match drive.cursor.intend_model(asked, parts):
             case Replayed(ev.ModelCallCompleted(turn=turn)):
                 pass
@@ -58,6 +57,7 @@ class Asking:
                     self._end_interrupted(failed)
                 raise _error_of(failed)
             case Live(permit):
+                request = msgspec.structs.replace(request, transcript=transcript.view(), notice=None)
                 turn = await self._live(permit, asked, request)
         transcript.append(TurnEntry(call, turn))
         return turn

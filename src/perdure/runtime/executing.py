@@ -3,8 +3,9 @@
 import asyncio
 import threading
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from perdure.calls import CallContext, Media, Sleep, Suspend, ToolFailed, Unknown
 from perdure.contracts.contract import JsonObject, JsonValue
@@ -20,8 +21,7 @@ GRACE_S = 1.0
 """How long a cancelled function may take to end before it is left behind, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """One call, checked and ready to run."""
 
     call: str
@@ -34,17 +34,17 @@ class Work:
     retries: int = 0
     inline: bool = False
     """The value goes to the loop and not to the model, so it is recorded whole however large it is."""
+    fingerprint: str = ""
+    """Names the call by its tool and arguments, for the guards; empty for a call of the loop's own making."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """It returned a value with an agreed form."""
 
     value: JsonValue
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """It ended without a value. `reason` as in `ToolCallFailed`; `again` says whether a live retry may help."""
 
     reason: str
@@ -52,15 +52,13 @@ class Failed:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """It asked to be answered later."""
 
     suspend: Suspend
 
 
-@dataclass(frozen=True, slots=True)
-class Sleeps:
+class Sleeps(msgspec.Struct, frozen=True):
     """It asked to go on at an instant, in UTC nanoseconds."""
 
     until: int
