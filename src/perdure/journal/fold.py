@@ -177,13 +177,14 @@ class RunState:
         """What the run waits for when nobody drives it; None when it ended or could go on at once."""
         if self.end is not None:
             return None
-        for kind in (self._park_exceeded, self._park_waiting, self._park_doubt):
-            found = kind()
-            if found is not None:
-                return found
-        if self.idle_drives >= CRASH_LOOP_DRIVES:
+        found = self._recorded_park() or self._park_doubt()
+        if found is None and self.idle_drives >= CRASH_LOOP_DRIVES:
             return Park("crash_loop", None, self.updated_at, {"drives": self.idle_drives})
-        return None
+        return found
+
+    def _recorded_park(self) -> Park | None:
+        """What an event says the run waits for; a doubt and a crash loop are ones only while nobody drives."""
+        return self._park_exceeded() or self._park_waiting()
 
     def _park_exceeded(self) -> Park | None:
         over = self.exceeded
@@ -217,9 +218,8 @@ class RunState:
 
     def index_row_fields(self) -> tuple[str, str, str | None, str | None, int | None]:
         """Agent, phase, terminal reason, kind of park, wake time: what a list shows without reading journals."""
-        park = self.park()
-        # A doubt or crash loop is one only while nobody drives, which the events cannot say: it is derived at reading.
-        stored = park if park is not None and park.kind not in ("needs_reconciliation", "crash_loop") else None
+        # Whether somebody drives the events cannot say, so what depends on that is derived at reading.
+        stored = None if self.end is not None else self._recorded_park()
         phase = self.end.status if self.end else "parked" if stored else "open"
         wake_at = stored.detail["wake_at"] if stored and stored.kind == "sleeping" else None
         reason = self.end.terminal_reason if self.end else None

@@ -1,7 +1,6 @@
 """One attempt at one call: the function is run within its time limit, and however it ends becomes a fact."""
 
 import asyncio
-import threading
 from collections.abc import Awaitable
 from datetime import datetime
 
@@ -69,21 +68,18 @@ Result = Done | Failed | Waits | Sleeps
 
 async def attempt(drive: Drive, work: Work, number: int) -> Result:
     """Runs the function once. Raises nothing but what ends the drive (a cancel)."""
-    given_up = threading.Event()
-    context = CallContext(
-        drive.run_id, work.call, number, drive.epoch, work.key, _deadline(drive, work.timeout_s), given_up
-    )
+    context = CallContext(drive.run_id, work.call, number, drive.epoch, work.key, _deadline(drive, work.timeout_s))
     try:
         return _result(work, await _within(work.bound(context), work.timeout_s))
     except TimeoutError as error:
-        given_up.set()
+        context.give_up()
         return _lost(work, "timeout", _text_of(error) or "it timed out")
     except ConnectionError as error:
         return _lost(work, "handler", described(error))
     except ToolFailed as error:
         return Failed("handler", _text_of(error))
     except asyncio.CancelledError:
-        given_up.set()
+        context.give_up()
         task = asyncio.current_task()
         if drive.cancel_requested is not None or (task is not None and task.cancelling()):
             raise
@@ -95,12 +91,17 @@ async def attempt(drive: Drive, work: Work, number: int) -> Result:
 async def _within(work: Awaitable[object], timeout_s: float | None) -> object:
     # A task of its own, so that a function that swallows its cancellation can be left behind.
     task = asyncio.ensure_future(work)
+    ended = task.get_loop().create_future()
+    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     try:
-        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        if timeout_s is None:
+            await ended
+        else:
+            await asyncio.wait({ended}, timeout=timeout_s)
     except asyncio.CancelledError:
         await _give_up(task)
         raise
-    if done:
+    if task.done():
         return task.result()
     await _give_up(task)
     raise TimeoutError(f"it did not end within its time limit of {timeout_s or 0:g} s")

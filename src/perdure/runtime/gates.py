@@ -55,14 +55,15 @@ def first_crossing(drive: Drive, need: Need) -> Crossing | None:
     if held is not None:
         return Crossing(held.limit, held.max, held.used, held.need)
     counted = (
-        ("max_model_turns", spent.model_turns, need.model_turns),
-        ("max_model_repairs", spent.model_repairs, need.repairs),
-        ("max_tool_calls", spent.tool_calls + len(drive.state.reserved), need.tool_calls),
+        ("max_model_turns", need.model_turns, spent.model_turns),
+        ("max_model_repairs", need.repairs, spent.model_repairs),
+        ("max_tool_calls", need.tool_calls, spent.tool_calls + len(drive.state.reserved)),
     )
-    for name, used, wanted in counted:
-        limit = limits.get(name)
-        if wanted and limit is not None and used + wanted > limit:
-            return Crossing(name, limit, used, wanted)
+    for name, wanted, used in counted:
+        if wanted:
+            limit = limits.get(name)
+            if limit is not None and used + wanted > limit:
+                return Crossing(name, limit, used, wanted)
     for name, measured in _MEASURED.items():
         limit = limits.get(name)
         if limit is not None:
