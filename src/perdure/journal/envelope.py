@@ -21,7 +21,7 @@ FIRST_PREVIOUS = bytes(32)
 SALT_BYTES = 16
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """One stored event. Bytes are as stored: what is hashed is what is read back."""
 
     run_id: str

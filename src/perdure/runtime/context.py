@@ -17,6 +17,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
+from operator import itemgetter
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -230,14 +231,16 @@ class RunContext:
         return places
 
     def _answered(self, answered: list[tuple[int, Observation]]) -> None:
-        self._unanswered.difference_update(place for place, _ in answered)
         if answered:
-            ordered = tuple(one for _, one in sorted(answered, key=lambda pair: pair[0]))
+            self._unanswered.difference_update([place for place, _ in answered])
+            ordered = tuple([one for _, one in sorted(answered, key=itemgetter(0))])
             self._current.append(ResultsEntry(ordered))
 
     def _close_unanswered(self) -> None:
         """A call the loop did not use gets one observation all the same: a request with an unanswered call is refused
         by every provider."""
+        if not self._unanswered:
+            return
         refusal = Refusal("not_dispatched", texts.NOT_ASKED_FOR)
         closed = [
             (place, self._dispatch.refuse(self._id(place), self._calls[place].name, refusal))

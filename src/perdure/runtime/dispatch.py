@@ -66,10 +66,12 @@ class Dispatch:
         if self._drive.cursor.live and any(self._checks_with_user_code(call) for _, call in calls):
             await self._drive.durable()
         placed = [Placed(id, call, self._verdict(id, call, len(calls))) for id, call in calls]
-        placed = self._held_back(placed)
+        repair = any(_is_bad(one.verdict) for one in placed)
+        if repair:
+            placed = self._held_back(placed)
         seen: list[Observation] = []
         try:
-            await self._accept(placed)
+            await self._accept(placed, repair)
             for group in self._groups(placed):
                 stop = self._stop_before(group)
                 if stop is not None:
@@ -153,9 +155,8 @@ class Dispatch:
         return Refusal("answer_invalid", texts.failure(ANSWER_TOOL, text, count), text)
 
     def _held_back(self, placed: list[Placed]) -> list[Placed]:
-        """If any call is bad, nothing with an effect runs; reads run unless the batch is strict."""
-        if not any(_is_bad(one.verdict) for one in placed):
-            return placed
+        """What becomes of a batch with a bad call: nothing with an effect runs; reads run unless the batch is
+        strict."""
         strict = self._drive.spec.policy.batch == "strict"
         return [
             Placed(one.id, one.call, Refusal("not_dispatched", texts.NOT_DISPATCHED))
@@ -164,9 +165,9 @@ class Dispatch:
             for one in placed
         ]
 
-    async def _accept(self, placed: list[Placed]) -> None:
+    async def _accept(self, placed: list[Placed], repair: bool) -> None:
         """Reserves limits and order for the whole batch. A batch of one sound call needs no event: its intent says
-        it."""
+        it. `repair`: some call of it is bad."""
         drive = self._drive
         recorded = drive.cursor.peek()
         if isinstance(recorded, ev.BatchAccepted) and {one.id for one in placed}.issuperset(recorded.calls):
@@ -174,8 +175,7 @@ class Dispatch:
             # run now.
             drive.cursor.observe(recorded)
             return
-        running = tuple(one.id for one in placed if isinstance(one.verdict, Work))
-        repair = any(_is_bad(one.verdict) for one in placed)
+        running = tuple([one.id for one in placed if isinstance(one.verdict, Work)])
         if not running and not repair:
             return
         need = gates.Need(tool_calls=len(running), repairs=int(repair))
