@@ -15,6 +15,7 @@ from perdure.ports import BoundCall
 from perdure.runtime.arguments import storable
 from perdure.runtime.drive import Drive
 from perdure.runtime.gates import from_ns, storable_instant, to_ns
+from perdure.runtime.journaling import until_done
 
 GRACE_S = 1.0
 """How long a cancelled function may take to end before it is left behind, in seconds."""
@@ -91,13 +92,11 @@ async def attempt(drive: Drive, work: Work, number: int) -> Result:
 async def _within(work: Awaitable[object], timeout_s: float | None) -> object:
     # A task of its own, so that a function that swallows its cancellation can be left behind.
     task = asyncio.ensure_future(work)
-    ended = task.get_loop().create_future()
-    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     try:
         if timeout_s is None:
-            await ended
+            await until_done(task)
         else:
-            await asyncio.wait({ended}, timeout=timeout_s)
+            await asyncio.wait({task}, timeout=timeout_s)
     except asyncio.CancelledError:
         await _give_up(task)
         raise

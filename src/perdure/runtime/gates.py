@@ -49,15 +49,16 @@ async def reserve(drive: Drive, call: str, need: Need, before_finish: Callable[[
 
 def first_crossing(drive: Drive, need: Need) -> Crossing | None:
     """The first limit the next act would cross: counted ones first, then tokens, cost, active time, deadline."""
-    spent, limits = drive.state.spent, drive.state.limits
+    state = drive.state
+    spent, limits = state.spent, state.limits
     # A parked run holds back work under its recorded boundary until that very boundary is lifted.
-    held = drive.state.exceeded
+    held = state.exceeded
     if held is not None:
         return Crossing(held.limit, held.max, held.used, held.need)
     counted = (
         ("max_model_turns", need.model_turns, spent.model_turns),
         ("max_model_repairs", need.repairs, spent.model_repairs),
-        ("max_tool_calls", need.tool_calls, spent.tool_calls + len(drive.state.reserved)),
+        ("max_tool_calls", need.tool_calls, spent.tool_calls + len(state.reserved)),
     )
     for name, wanted, used in counted:
         if wanted:
