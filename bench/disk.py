@@ -153,6 +153,7 @@ class Disk:
         found_first = [str(ROOT)]
         if str(python) == sys.executable and os.environ.get("PYTHONPATH"):
             found_first.append(os.environ["PYTHONPATH"])
+        # Tracing would send what a peer does over the network.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(found_first), "LANGSMITH_TRACING": "false"}
         # In a group of its own, so that a tracer and what it traces end together.
         started = subprocess.Popen(

@@ -184,3 +184,5 @@ if __name__ == "__main__":
     except UnfitPlaceError as error:
         print(f"bench: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
