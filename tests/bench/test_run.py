@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,15 +19,21 @@ NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.dev
 """An installer that finds nothing, wherever it is."""
 
 
-def bench(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def begin(*arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-P", "-m", "bench.run", *map(str, arguments)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         env=os.environ | {"PYTHONPATH": path} | variables,
     )
+
+
+def bench(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    with begin(*arguments, **variables) as started:
+        out, err = started.communicate()
+    return subprocess.CompletedProcess(started.args, started.returncode, out, err)
 
 
 @pytest.mark.skipif(not MEMORY.is_dir() or file_system(MEMORY) != "tmpfs", reason="no tmpfs to refuse here")
@@ -96,6 +105,36 @@ def test_only_the_workloads_asked_for_are_measured_and_a_missed_target_is_told_b
     assert report["w1"]["syncs_per_turn"] is None
     assert "W1 syncs a turn" in done.stdout
     assert done.returncode == (1 if any(target["verdict"] == "miss" for target in report["targets"]) else 0)
+
+
+@pytest.mark.slow
+def test_one_that_is_interrupted_ends_what_it_was_measuring_and_leaves_nothing(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=place(None)) as folder:
+        arguments = ("--only", "w1", "--turns", "500000,1000000", "--dir", folder, "--out", tmp_path)
+        with begin(*arguments) as started:
+            try:
+                deadline = time.monotonic() + 60
+                while not commands_with(folder, "measured.w1"):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                started.send_signal(signal.SIGINT)
+                started.communicate(timeout=60)
+            finally:
+                started.kill()
+        assert started.returncode == 130
+        assert commands_with(folder) == []
+        assert list(Path(folder).iterdir()) == []
+
+
+def commands_with(*words: str) -> list[str]:
+    """Command lines of processes that have all these words in them."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            command = entry.read_bytes().decode(errors="replace")
+            if all(word in command for word in words):
+                found.append(command)
+    return found
 
 
 @pytest.mark.bench

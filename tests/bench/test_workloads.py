@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import apsw
 import pytest
 from bench import startup, w1, w2, w3
 from bench.disk import Disk, MeasurementError, TooSlowError, each, place
@@ -51,6 +52,24 @@ def test_w3_refuses_a_journal_that_is_not_what_its_floor_should_read(disk: Disk)
     store = disk.killed("measured.w3_cut", 5)
     with pytest.raises(MeasurementError, match="are too few for 50 turns"):
         disk.run("measured.w3_floor", 50, over=store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("payload = cast(replace(cast(payload as text), 'observation', 'perturbation') as blob)", "its commitment"),
+        ("active_ns = active_ns + 1", "the chain breaks"),
+    ],
+)
+def test_the_floor_of_w3_proves_what_it_reads(disk: Disk, damage: str, said: str) -> None:
+    """Else it would be too low."""
+    store = disk.killed("measured.w3_cut", 5)
+    connection = apsw.Connection(str(store / "bench.db"))
+    connection.execute(f"update event set {damage} where kind = 'tool_call_completed'")
+    connection.close()
+    with pytest.raises(MeasurementError, match=said):
+        disk.run("measured.w3_floor", 5, over=store)
 
 
 @pytest.mark.slow
