@@ -155,6 +155,8 @@ class Disk:
             found_first.append(os.environ["PYTHONPATH"])
         # Tracing would send what a peer does over the network.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(found_first), "LANGSMITH_TRACING": "false"}
+        # An interrupt while it starts would leave it without anyone who knows of it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         # In a group of its own, so that a tracer and what it traces end together.
         started = subprocess.Popen(
             command,
@@ -166,6 +168,7 @@ class Disk:
             start_new_session=True,
         )
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             out, err = started.communicate(timeout=seconds)
         except BaseException as error:
             os.killpg(started.pid, signal.SIGKILL)
