@@ -46,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints, and says whether the targets were reached."""
     options = parsed(arguments)
     folder = place(options.dir)
-    options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=folder) as scratch:
         found = measured(Disk(Path(scratch), strace=not options.no_strace), options)
     shown = json.dumps(found, indent=2)
@@ -96,6 +95,7 @@ def draw(found: dict[str, Any], options: argparse.Namespace) -> None:
     series = curves.series_of(found)
     if not series:
         return
+    options.out.mkdir(parents=True, exist_ok=True)
     files, without = curves.written(series, options.out, options.environments)
     print(f"bench: growth curves in {' and '.join(map(str, files))}", file=sys.stderr)
     if without is not None:
