@@ -1,105 +1,103 @@
-"""W1, the workload of one run: a scripted model, one write call a turn. Usage: w1.py FILE TURNS; prints JSON.
+"""W1, the price of a turn: one run, at several lengths, beside the floor."""
 
-A turn is one reply (300 bytes of text and one call) and its call (200 bytes of result); a last reply of text ends the
-run. The limits are raised so that nothing parks.
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
 
-A short run goes before, in the same store and process, so that what a process does once (imports, first growth of the
-file) is not shared out over the turns.
-"""
+from bench.disk import Disk, Figures, Pair, each, times_floor
+from bench.targets import Target
 
-import asyncio
-import json
-import resource
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-
-import apsw
-
-from perdure import Agent, Engine, Limits, tool
-from perdure.prompting.request import ModelRequest
-from perdure.testing.scripted import Reply, ScriptedModel, calls, text
-
-WARM_UP_TURNS = 20
-PADDING = "The observation was read and the next lookup is needed to make progress. "
+MOST_COMMITS = 2.05
+"""Two commits a turn; a heartbeat that falls due while nothing is written is one more, a few in a thousand turns."""
+JUDGED_AT = 1000
 
 
-def said(number: int) -> str:
-    """300 bytes of a reply's text."""
-    return (f"Thought {number}: " + PADDING * 5)[:300]
+def measure(disk: Disk, turns: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Every length between floors, in each round; then the syncs."""
+    lengths = [partial(disk.run, "measured.w1", count) for count in turns]
+    return summary(turns, [disk.beside_floors(lengths) for _ in range(rounds)], syncs_a_turn(disk, turns))
 
 
-@tool(effect="write")
-async def lookup(k: int) -> str:
-    """Looks one thing up."""
-    return (f"observation {k} " + "data " * 50)[:200]
+def syncs_a_turn(disk: Disk, turns: Sequence[int]) -> float | None:
+    """Counted between two lengths, so that opening and closing the store does not count; the larger one is long enough
+    for several checkpoints."""
+    small, large = turns[0], min(turns[-1], turns[0] + 2000)
+    fewer = disk.syncs("measured.w1", small)
+    more = None if fewer is None else disk.syncs("measured.w1", large)
+    return None if fewer is None or more is None else (more - fewer) / (large - small)
 
 
-def script(turns: int) -> Callable[[ModelRequest], Reply]:
-    """One call in each reply, then a last text."""
+def summary(turns: Sequence[int], rounds: Sequence[Sequence[Pair]], syncs: float | None) -> dict[str, Any]:
+    """A row a length, medians over the rounds, and what each further turn adds."""
 
-    def reply(request: ModelRequest) -> Reply:
-        number = request.transcript.turns
-        return calls(("lookup", {"k": number}), text=said(number)) if number < turns else text(said(number))
+    def over_rounds(size: int, value: Callable[[Figures, Figures], float]) -> float:
+        return median(value(*measured[size]) for measured in rounds)
 
-    return reply
-
-
-class Commits:
-    """Counts the transactions of this process that changed something."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        apsw.connection_hooks.append(lambda connection: connection.set_commit_hook(self._committed, id="bench"))
-
-    def _committed(self) -> bool:
-        self.count += 1
-        return False  # go on with the commit
-
-
-async def drive(engine: Engine, turns: int) -> None:
-    """One run from its start to its end."""
-    limits = Limits(max_model_turns=turns + 1, max_tool_calls=turns)
-    agent = Agent(name="bench", instructions="Look things up.", tools=[lookup], limits=limits)
-    outcome = await (await engine.start(agent, "go", model=ScriptedModel(script(turns)))).wait()
-    if outcome.status != "completed" or outcome.usage.tool_calls != turns:
-        sys.exit(f"w1: the run of {turns} turns ended otherwise than it should: {outcome}")
-
-
-async def measure(path: Path, turns: int) -> dict[str, float]:
-    """What one run of that many turns cost."""
-    commits = Commits()
-    async with Engine.open(f"sqlite:{path}") as engine:
-        await drive(engine, WARM_UP_TURNS)
-        before, cpu, began = commits.count, time.process_time(), time.perf_counter()
-        await drive(engine, turns)
-        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
-        committed = commits.count - before
-    # A kibibyte is the unit on Linux. A parent's size counts too on the way through fork, so the parent must be small.
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "turns": turns,
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "commits": committed,
-        "peak_bytes": peak_bytes,
-    }
+    rows = [
+        {
+            "turns": count,
+            "ms_per_turn": over_rounds(size, lambda _, w1: each(w1, "seconds") * 1e3),
+            "floor_ms_per_turn": over_rounds(size, lambda floor, _: each(floor, "seconds") * 1e3),
+            "times_floor": median(times_floor(measured[size]) for measured in rounds),
+            "cpu_ms_per_turn": over_rounds(size, lambda _, w1: each(w1, "cpu_seconds") * 1e3),
+            "floor_cpu_ms_per_turn": over_rounds(size, lambda floor, _: each(floor, "cpu_seconds") * 1e3),
+            "commits_per_turn": over_rounds(size, lambda _, w1: each(w1, "commits")),
+            "store_bytes_per_turn": over_rounds(size, lambda _, w1: each(w1, "store_bytes")),
+            "peak_mb": over_rounds(size, lambda _, w1: w1["peak_bytes"] / 1e6),
+        }
+        for size, count in enumerate(turns)
+    ]
+    growth = [
+        {
+            "from": turns[size],
+            "to": turns[size + 1],
+            "store_bytes_per_turn": median(growth_of(measured, size, "store_bytes") for measured in rounds),
+            "commits_per_turn": median(growth_of(measured, size, "commits") for measured in rounds),
+        }
+        for size in range(len(turns) - 1)
+    ]
+    # Each over its own floor: minutes lie between the two, in which the disk may have become another.
+    last_to_first = median(times_floor(measured[-1]) / times_floor(measured[0]) for measured in rounds)
+    return {"sizes": rows, "growth": growth, "growth_of_a_turn": last_to_first, "syncs_per_turn": syncs}
 
 
-def stored_bytes(path: Path) -> int:
-    """The size of the store's file with everything in it."""
-    connection = apsw.Connection(str(path))
-    connection.execute("pragma wal_checkpoint(truncate)")
-    connection.close()
-    return path.stat().st_size
+def growth_of(measured: Sequence[Pair], size: int, name: str) -> float:
+    """What each further turn adds between a length and the next: a run's first and last event do not count."""
+    smaller, larger = measured[size][1], measured[size + 1][1]
+    return (larger[name] - smaller[name]) / (larger["turns"] - smaller["turns"])
 
 
-def main(path: Path, turns: int) -> None:
-    """Measures and prints."""
-    measured = asyncio.run(measure(path, turns))
-    print(json.dumps({**measured, "store_bytes": stored_bytes(path)}))
+def targets(found: dict[str, Any]) -> list[Target]:
+    """What W1 must reach, judged at 1,000 turns, or at the nearest length that was measured."""
+    rows, growth = found["sizes"], found["growth"]
+    middle = min(rows, key=lambda row: abs(row["turns"] - JUDGED_AT))
+    at = f"at {middle['turns']:,} turns"
+    store = max(step["store_bytes_per_turn"] for step in growth) / 1e3
+    commits = max(step["commits_per_turn"] for step in growth)
+    ends = f"{rows[-1]['turns']:,} against {rows[0]['turns']:,} turns, each over its floor"
+    return [
+        Target("W1 commits a turn", commits, MOST_COMMITS, note="two, and the driver's heartbeats"),
+        Target("W1 syncs a turn", found["syncs_per_turn"], 2.1, note="strace, checkpoints included"),
+        Target("W1 times the floor", middle["times_floor"], 4.0, note=f"{at}; the aim is 2.5"),
+        Target("W1 growth of a turn", found["growth_of_a_turn"], 1.2, note=ends),
+        Target("W1 store a turn", store, 1.8, "KB", "the steepest step between lengths"),
+        Target("W1 peak memory", middle["peak_mb"], 60.0, "MB", at),
+    ]
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+def table(found: dict[str, Any]) -> list[str]:
+    """The section for people."""
+    lines = [
+        "W1  one run, one call a turn; the floor is two raw commits",
+        f"{'turns':>8} {'ms/turn':>9} {'floor':>9} {'x floor':>8} {'CPU ms':>8} {'commits':>8} {'peak MB':>8}",
+    ]
+    lines += [
+        f"{row['turns']:>8,} {row['ms_per_turn']:>9.3f} {row['floor_ms_per_turn']:>9.3f} {row['times_floor']:>8.2f} "
+        f"{row['cpu_ms_per_turn']:>8.3f} {row['commits_per_turn']:>8.3f} {row['peak_mb']:>8.1f}"
+        for row in found["sizes"]
+    ]
+    return lines + [
+        f"store, {step['from']:,} to {step['to']:,} turns: {step['store_bytes_per_turn']:,.0f} bytes a turn"
+        for step in found["growth"]
+    ]

@@ -78,6 +78,17 @@ def load_agent(ref: str, *, base: Path | None = None) -> Agent:
     return found if found.ref == ref else dataclasses.replace(found, ref=ref)
 
 
+def load_named(ref: str, *, base: Path | None, where: str) -> Any:
+    """Whatever `module:attribute` names; imports start at the base, the working directory when None.
+
+    Raises:
+        ConfigurationError: nothing is there; the error names the module and the next step.
+    """
+    folder = (base or Path.cwd()).resolve()
+    with _importing_from(folder):
+        return _imported(ref, folder, where)
+
+
 def _from_file(path: Path) -> Agent:
     declared = _parsed(path)
     folder = path.parent

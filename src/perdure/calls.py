@@ -4,7 +4,6 @@ value."""
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,6 +65,15 @@ class ProcessResult:
     stderr: bytes
 
 
+class _Flag:
+    """Raised once and never lowered; may be looked at from any thread."""
+
+    __slots__ = ("raised",)
+
+    def __init__(self) -> None:
+        self.raised = False
+
+
 @dataclass(frozen=True)
 class CallContext:
     """The context of one attempt at one call, given to a tool's parameter of this type and absent from its schema."""
@@ -80,16 +88,16 @@ class CallContext:
     """Stable over crashes and retries; None for reads and writes. Never shown to the model."""
     deadline: datetime | None
     """When the call times out (UTC); None without a time limit."""
-    _cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+    _given_up: _Flag = field(default_factory=_Flag, repr=False)
 
     @property
     def cancelled(self) -> bool:
         """Whether the runtime has given the call up (a time limit, a cancel). For blocking functions to look at."""
-        return self._cancelled.is_set()
+        return self._given_up.raised
 
     def give_up(self) -> None:
         """Marks the call as given up; the runtime's to call."""
-        self._cancelled.set()
+        self._given_up.raised = True
 
     async def run(self, argv: Sequence[str], *, timeout: float | None = None) -> ProcessResult:
         """Runs a program in a process group of its own, which is ended when the call ends, is cancelled, or `timeout`

@@ -13,6 +13,14 @@ from perdure.journal.fold import RunState, fold
 from perdure.journal.render import outcome_of
 from perdure.ports import IndexRow, Lease, Store, StoredRun
 from perdure.runtime.drive import Drive
+from perdure.runtime.journaling import index_row
+
+
+def indexed(envelopes: Sequence[Envelope]) -> tuple[str | None, IndexRow]:
+    """What the list of runs must say of a whole journal, for `verify`. One that cannot be folded raises, and is named
+    by the proof."""
+    state, _ = fold(envelopes[0].run_id, envelopes)
+    return None, index_row(state)
 
 
 class RunHost(Protocol):
@@ -101,13 +109,20 @@ class Driving:
         self.task: asyncio.Task[None]
         self.begun = False
         """Whether the task has taken its first step."""
-        self.news = asyncio.Event()
+        self._news: asyncio.Event | None = None
+
+    @property
+    def news(self) -> asyncio.Event:
         """Set, and replaced by a new one, when something becomes durable: each reader waits for the one it saw."""
+        if self._news is None:
+            self._news = asyncio.Event()
+        return self._news
 
     def durable(self) -> None:
         """Something became durable."""
-        news, self.news = self.news, asyncio.Event()
-        news.set()
+        news, self._news = self._news, None
+        if news is not None:
+            news.set()
 
     async def until(self, news: asyncio.Event) -> None:
         """Returns when something has become durable since `news` was taken, or the drive is over."""

@@ -1,75 +1,45 @@
-"""That the benchmark measures what it says; the figures themselves are no test's business but of the one marked so."""
+"""The command line of the benchmark: what it refuses, what it runs, what it leaves."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from bench.run import Target, UnfitPlaceError, file_system, place, summary, targets
+from bench.disk import UnfitPlaceError, file_system, place
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = Path("/dev/shm")
+NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+"""An installer that finds nothing, wherever it is."""
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "bench" / "run.py", *arguments], capture_output=True, text=True, check=False
+def begin(*arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "bench.run", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path} | variables,
     )
 
 
-def figures(turns: int, seconds: float, **more: float) -> dict[str, float]:
-    made = {"turns": turns, "seconds": seconds, "cpu_seconds": seconds / 2, "commits": 2.0 * turns + 4}
-    return made | {"store_bytes": 1000.0 * turns, "peak_bytes": 5e7} | more
-
-
-def test_a_ratio_is_the_median_of_the_ratios_of_pairs_and_not_a_ratio_of_medians() -> None:
-    rounds = [
-        [(figures(10, floor), figures(10, w1)), (figures(20, floor), figures(20, w1))]
-        for floor, w1 in ((1.0, 2.0), (10.0, 30.0), (2.0, 10.0))
-    ]
-    report = summary([10, 20], rounds, None, "ext4")
-    assert [row["times_floor"] for row in report["sizes"]] == [3.0, 3.0]
-    # 2.0 s, 30.0 s and 10.0 s for ten turns.
-    assert report["sizes"][0]["ms_per_turn"] == 1000.0
-
-
-def test_a_disk_that_became_slow_within_a_round_does_not_count_as_growth() -> None:
-    rounds = [[(figures(10, 1.0), figures(10, 3.0)), (figures(10, 4.0), figures(20, 26.0))]]
-    assert summary([10, 20], rounds, None, "ext4")["growth_of_a_turn"] == pytest.approx(13 / 12)
-
-
-def test_what_a_run_costs_once_is_not_shared_out_over_its_turns() -> None:
-    rounds = [[(figures(10, 1.0), figures(10, 1.0)), (figures(30, 1.0), figures(30, 1.0))]]
-    report = summary([10, 30], rounds, 2.02, "ext4")
-    assert report["growth"] == [{"from": 10, "to": 30, "store_bytes_per_turn": 1000.0, "commits_per_turn": 2.0}]
-    assert {target["name"]: target["verdict"] for target in report["targets"]} == {
-        "commits a turn": "ok",
-        "syncs a turn": "ok",
-        "times the floor": "ok",
-        "growth of a turn": "ok",
-        "store a turn": "ok",
-        "peak memory": "ok",
-    }
-
-
-def test_a_figure_over_its_target_is_a_miss_and_one_that_was_not_taken_is_neither() -> None:
-    assert Target("x", 2.2, 2.1).verdict == "miss"
-    assert Target("x", 2.1, 2.1).verdict == "ok"
-    assert Target("x", None, 2.1).verdict == "not measured"
-
-
-def test_every_target_can_be_missed() -> None:
-    row = {"turns": 1000, "times_floor": 4.1, "peak_mb": 61.0}
-    step = {"store_bytes_per_turn": 1801.0, "commits_per_turn": 3.0}
-    assert {target.verdict for target in targets([row, row], [step], 2.2, 1.3)} == {"miss"}
+def bench(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    with begin(*arguments, **variables) as started:
+        out, err = started.communicate()
+    return subprocess.CompletedProcess(started.args, started.returncode, out, err)
 
 
 @pytest.mark.skipif(not MEMORY.is_dir() or file_system(MEMORY) != "tmpfs", reason="no tmpfs to refuse here")
 def test_a_file_system_in_memory_is_refused(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        done = bench("--dir", folder, "--rounds", "1", "--turns", "5,6", "--json", str(tmp_path / "report.json"))
+        done = bench("--dir", folder, "--rounds", "1", "--turns", "5,6", "--json", tmp_path / "report.json")
         assert (done.returncode, done.stdout) == (2, "")
         assert f"{folder} lies on tmpfs" in done.stderr
         assert [*Path(folder).iterdir(), *tmp_path.iterdir()] == []
@@ -80,28 +50,95 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         place(tmp_path / "none")
 
 
-@pytest.mark.parametrize("sizes", ["10", "20,10", "0,10", "ten,20"])
-def test_sizes_between_which_no_growth_can_be_measured_are_a_usage_error(sizes: str) -> None:
-    done = bench("--turns", sizes)
-    assert done.returncode == 2
-    assert "--turns" in done.stderr
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--turns", "10", "not two or more ascending numbers"),
+        ("--turns", "20,10", "not two or more ascending numbers"),
+        ("--turns", "0,10", "not a whole number of at least 1"),
+        ("--turns", "ten,20", "not a whole number of at least 1"),
+        ("--rounds", "0", "not a whole number of at least 1"),
+        ("--rounds", "2.5", "not a whole number of at least 1"),
+        ("--only", "w1,w4", "'w4' is no workload; there are w1, w2, w3, startup, peers"),
+        ("--only", "", "'' is no workload"),
+        ("--json", "none/report.json", "its folder does not exist"),
+        ("--json", "/", "it is a folder"),
+        ("--out", "/dev/null/results", "/dev/null is not a folder"),
+        ("--environments", "/dev/null", "/dev/null is not a folder"),
+    ],
+)
+def test_a_bad_option_is_said_in_words_before_anything_is_measured(option: str, value: str, said: str) -> None:
+    done = bench(option, value)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert option in done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs_and_leaves_nothing_behind() -> None:
+def test_the_benchmark_runs_and_leaves_nothing_behind_but_its_curves(tmp_path: Path) -> None:
+    """All workloads, with the peers and the library for curves not to be had: both are named, and the rest goes on."""
     with tempfile.TemporaryDirectory(dir=place(None)) as folder:
-        done = bench("--dir", folder, "--rounds", "1", "--turns", "5,40", "--json", "-")
+        done = bench(
+            *("--quick", "--rounds", "1", "--json", "-", "--dir", folder, "--out", tmp_path / "new" / "out"),
+            *("--environments", tmp_path / "environments"),
+            **NO_INDEX,
+        )
         assert list(Path(folder).iterdir()) == []
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert [row["turns"] for row in report["sizes"]] == [5, 40]
-    assert report["growth"][0]["commits_per_turn"] == pytest.approx(2.0, abs=0.1)
-    assert report["syncs_per_turn"] is None or 2.0 <= report["syncs_per_turn"] < 2.5
-    assert {target["name"] for target in report["targets"]} >= {"commits a turn", "times the floor", "peak memory"}
+    assert {"w1", "w2", "w3", "startup", "peers"} < report.keys()
+    assert {target["verdict"] for target in report["targets"]} == {"not judged"}
+    reasons = {one["name"]: one["not_measured"] for one in report["peers"]["contestants"]}
+    assert reasons.pop("perdure") is None
+    assert len(reasons) == 5
+    assert all("could not install" in reason for reason in reasons.values())
+    assert "no PNG: could not install" in done.stderr
+    assert [file.name for file in (tmp_path / "new" / "out").iterdir()] == ["curves.txt"]
+
+
+@pytest.mark.slow
+def test_only_the_workloads_asked_for_are_measured_and_a_missed_target_is_told_by_the_exit(tmp_path: Path) -> None:
+    arguments = ("--only", "w1", "--rounds", "1", "--turns", "5,6", "--no-strace", "--out", tmp_path)
+    done = bench(*arguments, "--json", tmp_path / "report.json", "--strict", **NO_INDEX)
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report.keys() & {"w1", "w2", "w3", "startup", "peers"} == {"w1"}
+    assert report["w1"]["syncs_per_turn"] is None
+    assert "W1 syncs a turn" in done.stdout
+    assert done.returncode == (1 if any(target["verdict"] == "miss" for target in report["targets"]) else 0)
+
+
+@pytest.mark.slow
+def test_one_that_is_interrupted_ends_what_it_was_measuring_and_leaves_nothing(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=place(None)) as folder:
+        arguments = ("--only", "w1", "--turns", "500000,1000000", "--dir", folder, "--out", tmp_path)
+        with begin(*arguments) as started:
+            try:
+                deadline = time.monotonic() + 60
+                while not commands_with(folder, "measured.w1"):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                started.send_signal(signal.SIGINT)
+                started.communicate(timeout=60)
+            finally:
+                started.kill()
+        assert started.returncode == 130
+        assert commands_with(folder) == []
+        assert list(Path(folder).iterdir()) == []
+
+
+def commands_with(*words: str) -> list[str]:
+    """Command lines of processes that have all these words in them."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            command = entry.read_bytes().decode(errors="replace")
+            if all(word in command for word in words):
+                found.append(command)
+    return found
 
 
 @pytest.mark.bench
-def test_a_turn_costs_no_more_than_was_promised() -> None:
+def test_a_turn_costs_no_more_than_was_promised(tmp_path: Path) -> None:
     """The whole benchmark with its real sizes."""
-    done = bench("--strict")
+    done = bench("--strict", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -110,3 +110,16 @@ def test_every_page_the_docs_link_to_is_there() -> None:
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
             assert "://" in target or (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_how_tos_unsafe_tool_is_named(tmp_path: Path) -> None:
+    """O17: the page's files, its command, and the lines it shows."""
+    page = "docs/how-to/crash-test.md"
+    for block in (blocks(page, "python")[0], blocks(page, "toml")[0]):
+        (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block, "utf-8")
+    command, *shown = blocks(page, "console")[0].splitlines()
+    ended = run(["sh", "-c", command.replace("$ perdure", f"{sys.executable} -m perdure.cli")], tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    for line in shown[3:]:
+        assert line in ended.stdout.splitlines()
+    assert shown[1].split() in [line.split() for line in ended.stdout.splitlines()]

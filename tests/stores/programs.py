@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import apsw
 
@@ -13,6 +14,7 @@ from perdure.clock import SystemClock, SystemEntropy
 from perdure.errors import PerdureError
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance import KEY, OPEN, Chain
+from perdure.testing.disks import FailingDisk, tapped
 
 
 async def opened(path: str, lease_seconds: float = 10.0, *, read_only: bool = False) -> SqliteStore:
@@ -171,47 +173,11 @@ async def write_with_limited_files(path: str) -> None:
     await write_until_it_fails(path)
 
 
-async def write_on_a_failing_disk(path: str, method: str, error: str, after: str, linger: bool = False) -> None:
+async def write_on_a_failing_disk(path: str, operation: Any, error: str, after: str, linger: bool = False) -> None:
     """Fails at the n-th write or sync of the log, as a full or a broken disk does."""
     await drive(path, "before", "1")
-    left = int(after)
-
-    class Disk(apsw.VFS):
-        def __init__(self) -> None:
-            super().__init__("failing", "unix", makedefault=True)
-
-        def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
-            return File(name, flags)
-
-    class File(apsw.VFSFile):
-        def __init__(self, name: apsw.URIFilename | str | None, flags: list[int]) -> None:
-            super().__init__("unix", name, flags)
-            self._log = bool(flags[0] & apsw.SQLITE_OPEN_WAL)
-
-        def xLock(self, level: int) -> None:  # noqa: N802
-            try:
-                super().xLock(level)
-            except apsw.IOError:  # of a file open for reading, which SQLite itself passes over
-                raise apsw.BusyError from None
-
-        def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
-            self._count("write")
-            super().xWrite(data, offset)
-
-        def xSync(self, flags: int) -> None:  # noqa: N802
-            self._count("sync")
-            super().xSync(flags)
-
-        def _count(self, done: str) -> None:
-            nonlocal left
-            if self._log and done == method:
-                left -= 1
-                if left < 0:
-                    raise getattr(apsw, error)(f"the test's disk refuses to {done}")
-
-    disk = Disk()
-    await write_until_it_fails(path, linger=linger)
-    disk.unregister()
+    with tapped(FailingDisk(operation, getattr(apsw, error), after=int(after))):
+        await write_until_it_fails(path, linger=linger)
 
 
 async def fail_and_wait(path: str) -> None:

@@ -1,14 +1,7 @@
 """The verbs that only look: list, show, history, verify. They take no lease and write nothing."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from perdure.cli import failure, output, reports, tables
 from perdure.errors import PerdureError
-
-if TYPE_CHECKING:
-    from perdure.journal.envelope import Envelope
-    from perdure.ports import IndexRow
 
 OK, REFUSED = 0, 4
 
@@ -61,23 +54,15 @@ async def verify_store(store: str, run_id: str | None, *, head: str | None, as_j
     """Proves the events of a store, or of one run, and what is derived from them."""
     import msgspec
 
+    from perdure.runs import indexed
     from perdure.stores.url import parse_sqlite_url
     from perdure.stores.verify import verify
 
     path, _ = parse_sqlite_url(store)
-    report = await verify(path, fold_problem=_fold_problem, run_id=run_id, head=head)
+    report = await verify(path, fold_problem=indexed, run_id=run_id, head=head)
     if as_json:
         record = msgspec.to_builtins(report)
         del record["torn"]  # the record's fields are agreed upon; this is said on standard error
         output.say_json(record)
     reports.verification(report, as_json=as_json)
     return OK if report.ok else REFUSED
-
-
-def _fold_problem(envelopes: "Sequence[Envelope]") -> "tuple[str | None, IndexRow]":
-    """What the list of runs must say of a journal. One that cannot be folded raises, and is named by the proof."""
-    from perdure.journal.fold import fold
-    from perdure.runtime.journaling import index_row
-
-    state, _ = fold(envelopes[0].run_id, envelopes)
-    return None, index_row(state)

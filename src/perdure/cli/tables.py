@@ -35,6 +35,28 @@ def run(record: JsonObject) -> str:
     return "\n\n".join(section for section in sections if section)
 
 
+def crash_test(report: JsonObject) -> str:
+    """A crash test's report: a line a tool, then what each line rests on, then the verdict."""
+    counts = ("cuts", "doubled", "lost", "blocked", "unclear")
+    rows = [(tool["tool"], tool["effect"], *(str(tool[name]) for name in counts)) for tool in report["tools"]]
+    lines = [_table(("TOOL", "EFFECT", *(name.upper() for name in counts)), rows)] if rows else []
+    for tool in report["tools"]:
+        if tool["smallest"]:
+            lines.append(escaped(f"{tool['tool']}: {tool['smallest']}"))
+            lines += [escaped(f"  {tool['detail']}"), escaped(f"  next: {tool['next']}")]
+    if report["otherwise"]:
+        lines.append(escaped(f"{report['ended_otherwise']} cuts ended otherwise; first: {report['otherwise']}"))
+    if report["left_behind"]:
+        by = f" by {', '.join(report['left_by'])}" if report["left_by"] else ""
+        lines.append(escaped(f"processes left behind{by}, and ended: {report['left_behind']}"))
+    run = f"{report['events']} events, {report['turns']} turns, {report['effects']} effects"
+    verdict = "clean" if report["ok"] else "NOT SAFE"
+    lines.append(f"{report['cuts']} cuts of a run of {run}, in {report['seconds']:.0f} s: {verdict}")
+    if not report["effects"]:
+        lines.append("no effect was seen: if the tools change something, say what with --world")
+    return "\n".join(lines)
+
+
 def _head(record: JsonObject) -> str:
     agent, lease = record["agent"], record["lease"]
     ended = f" ({record['outcome']}, {record['terminal_reason']}, {record['assurance']})" if record["outcome"] else ""

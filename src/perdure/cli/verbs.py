@@ -252,6 +252,40 @@ def verify(
     return _done(verify_store(_store(context, store), run, head=head, as_json=json))
 
 
+@app.command("crash-test")
+def crash_test(
+    context: typer.Context,
+    subject: Annotated[str, typer.Argument(metavar="AGENT_OR_RUN", help="file.toml, module:attribute, or a run's id.")],
+    input: Annotated[
+        str | None, typer.Option("--input", metavar="TEXT", help="The task, for an agent; @FILE takes it from a file.")
+    ] = None,
+    input_json: Annotated[str | None, typer.Option("--input-json", metavar="JSON", help="The task as JSON.")] = None,
+    agent: Ref = None,
+    model: Model = None,
+    world: Annotated[
+        str | None,
+        typer.Option(
+            "--world", metavar="REF", help="module:attribute with reset() and effects(): what the tools change."
+        ),
+    ] = None,
+    files: Annotated[
+        str | None, typer.Option("--files", metavar="DIR", help="What each drive's working directory begins with.")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option("--keep", metavar="DIR", help="Keep stores and notes of cuts that show something.")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Longest time for one drive.")] = 60.0,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Kill a run at every boundary, resume it, and say per tool what was doubled, lost or left in doubt."""
+    from perdure.cli import crash_testing
+
+    task = crash_testing.task_of(subject, input, input_json)
+    options = crash_testing.Options(_store(context, store), subject, task, agent, model, world, files, keep, timeout)
+    return crash_testing.crash_test(options, as_json=json)
+
+
 @app.command()
 def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,

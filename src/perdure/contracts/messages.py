@@ -106,7 +106,7 @@ class AssistantTurn(Fact, frozen=True):
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The calls of the turn, in order."""
-        return tuple(part.call for part in self.content if isinstance(part, CallPart))
+        return tuple([part.call for part in self.content if isinstance(part, CallPart)])
 
 
 class ObservationStatus(StrEnum):

@@ -10,8 +10,9 @@ and work that is recorded behind one was let through.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from perdure.contracts.contract import canonical
 from perdure.errors import DivergedError
@@ -20,15 +21,13 @@ from perdure.journal import events as ev
 E = TypeVar("E", bound=ev.Event)
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed(Generic[E]):
+class Replayed(msgspec.Struct, Generic[E], frozen=True):
     """The recorded answer."""
 
     event: E
 
 
-@dataclass(frozen=True, slots=True)
-class Permit:
+class Permit(msgspec.Struct, frozen=True):
     """The right to record what comes next for one request. Only a cursor makes one."""
 
     call: str
@@ -36,26 +35,28 @@ class Permit:
     """The request is recorded already: the driver before stopped between it and its answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(msgspec.Struct, frozen=True):
     """Nothing is recorded for this request yet."""
 
     permit: Permit
 
 
-_IN_ORDER = (
-    ev.NowObserved,
-    ev.EntropyObserved,
-    ev.PatchObserved,
-    ev.ModelCallRequested,
-    ev.BatchAccepted,
-    ev.ToolCallRequested,
-    ev.ToolCallRefused,
-    ev.Suspended,
-    ev.SleepStarted,
-    ev.ProposalReceived,
-    *ev.TERMINAL,
+_IN_ORDER: frozenset[type[ev.Event]] = frozenset(
+    {
+        ev.NowObserved,
+        ev.EntropyObserved,
+        ev.PatchObserved,
+        ev.ModelCallRequested,
+        ev.BatchAccepted,
+        ev.ToolCallRequested,
+        ev.ToolCallRefused,
+        ev.Suspended,
+        ev.SleepStarted,
+        ev.ProposalReceived,
+        *ev.TERMINAL,
+    }
 )
+_DISPATCH = (ev.ToolCallRequested, ev.ToolCallRefused)
 _BY_CALL = (ev.ModelCallCompleted, ev.ModelCallFailed, ev.ToolCallCompleted, ev.ToolCallFailed)
 _FROM_OUTSIDE = (ev.Resumed, ev.Woken)
 
@@ -64,19 +65,23 @@ class Cursor:
     """Walks one run's recorded events. Pure; knows nothing of what comes after them."""
 
     def __init__(self, recorded: Sequence[ev.Event]) -> None:
-        self._ordered = [event for event in recorded if isinstance(event, _IN_ORDER)]
+        self._ordered = [event for event in recorded if type(event) in _IN_ORDER]
         self._position = 0
-        self._answers = {event.call: event for event in recorded if isinstance(event, _BY_CALL)}
-        self._outside = {event.call: event for event in recorded if isinstance(event, _FROM_OUTSIDE)}
-        self._dispatch = {
-            event.call: event for event in recorded if isinstance(event, ev.ToolCallRequested | ev.ToolCallRefused)
-        }
-        self._parts: dict[str, str] = {}
-
-    @property
-    def live(self) -> bool:
+        self.live = not self._ordered
         """Whether every recorded request has been replayed."""
-        return self._position == len(self._ordered)
+        self._answers: dict[str, ev.Event] = {}
+        self._outside: dict[str, ev.Resumed | ev.Woken] = {}
+        self._dispatch: dict[str, ev.ToolCallRequested | ev.ToolCallRefused] = {}
+        homes: dict[type[ev.Event], dict[str, Any]] = {
+            **dict.fromkeys(_BY_CALL, self._answers),
+            **dict.fromkeys(_FROM_OUTSIDE, self._outside),
+            **dict.fromkeys(_DISPATCH, self._dispatch),
+        }
+        for event in recorded:
+            home = homes.get(type(event))
+            if home is not None:
+                home[_call(event)] = event
+        self._parts: dict[str, str] = {}
 
     def peek(self) -> ev.Event | None:
         """The next recorded request; None when there is none."""
@@ -143,25 +148,34 @@ class Cursor:
         if type(recorded) is not type(asked) or _call(recorded) != _call(asked):
             raise DivergedError(_call(asked), _name(recorded), _name(asked), "request")
         for name in asked.identity:
-            if canonical(getattr(recorded, name)) != canonical(getattr(asked, name)):
+            held, wanted = getattr(recorded, name), getattr(asked, name)
+            if held is wanted or (type(held) is str and held == wanted):
+                continue
+            # Equal by their bytes: to Python 1, 1.0 and True are equal, and a journal that holds one does not hold
+            # another.
+            if canonical(held) != canonical(wanted):
                 raise DivergedError(_call(asked), _shown(recorded, name), _shown(asked, name), name)
         self._position += 1
+        self.live = self._position == len(self._ordered)
         return recorded
 
     def _compare_request(
         self, recorded: ev.ModelCallRequested, asked: ev.ModelCallRequested, parts: dict[str, str]
     ) -> None:
-        self._parts = {**self._parts, **recorded.parts}
-        for name, digest in parts.items():
-            if self._parts.get(name) != digest:
-                raise DivergedError(asked.call, f"{name} {self._parts.get(name)}", f"{name} {digest}", name)
+        if recorded.parts:
+            self._parts = {**self._parts, **recorded.parts}
+        if self._parts != parts:
+            for name, digest in parts.items():
+                if self._parts.get(name) != digest:
+                    raise DivergedError(asked.call, f"{name} {self._parts.get(name)}", f"{name} {digest}", name)
         if recorded.transcript != asked.transcript:
             held, wanted = f"transcript {recorded.transcript}", f"transcript {asked.transcript}"
             raise DivergedError(asked.call, held, wanted, "transcript")
 
 
 def _call(event: ev.Event) -> str:
-    return str(getattr(event, "call", "end"))
+    call: str = getattr(event, "call", "end")
+    return call
 
 
 def _name(event: ev.Event) -> str:

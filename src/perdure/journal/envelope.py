@@ -8,8 +8,8 @@ The first previous is 32 zero bytes. A payload and its salt can be erased; the c
 so the chain goes on proving everything else.
 """
 
-import hashlib
 from collections.abc import Iterable
+from hashlib import sha256
 
 import msgspec
 
@@ -21,7 +21,7 @@ FIRST_PREVIOUS = bytes(32)
 SALT_BYTES = 16
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """One stored event. Bytes are as stored: what is hashed is what is read back."""
 
     run_id: str
@@ -43,7 +43,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 def commitment_of(salt: bytes, payload: bytes) -> bytes:
     """Binds a payload without revealing it: 32 bytes."""
-    return hashlib.sha256(salt + payload).digest()
+    return sha256(salt + payload).digest()
 
 
 def digest_of(
@@ -58,7 +58,7 @@ def digest_of(
 ) -> bytes:
     """The chain's next link: 32 bytes."""
     framed = canonical([run_id, seq, kind, recorded_at, active_ns, schema_version, commitment.hex()])
-    return hashlib.sha256(previous + framed).digest()
+    return sha256(previous + framed).digest()
 
 
 def seal(

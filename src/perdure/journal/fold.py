@@ -5,7 +5,7 @@ events cost O(n^2). It refuses an event that cannot follow.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -21,8 +21,7 @@ CRASH_LOOP_DRIVES = 5
 """Drives in a row without anything new after which a run is not picked up by itself any more."""
 
 
-@dataclass(slots=True)
-class OpenCall:
+class OpenCall(msgspec.Struct):
     """A call with an intent and no completion."""
 
     call: str
@@ -30,7 +29,7 @@ class OpenCall:
     """None for a model call."""
     attempt: int
     since: int
-    arguments: JsonObject = field(default_factory=dict)
+    arguments: JsonObject = {}
     effect: Effect = Effect.READ
     key: str | None = None
     resolution: ev.EffectResolved | None = None
@@ -135,37 +134,34 @@ class RunState:
         Raises:
             MalformedJournalError: the event cannot follow.
         """
-        problem = self._cannot_follow(event)
+        kind = type(event)
+        problem = self._cannot_follow(kind, event)
         if problem is not None:
             raise MalformedJournalError(self.run_id, envelope.seq, envelope.kind, problem)
         self.events += 1
         self.updated_at = envelope.recorded_at
-        self._count_time(envelope, event)
-        case = _CASES.get(type(event))
-        if case is not None:
-            case(self, event, envelope)
-        if not isinstance(event, ev.DriveStarted | ev.AttemptStarted):
-            self.idle_drives = 0
-
-    def _cannot_follow(self, event: ev.Event) -> str | None:
-        if self.end is not None:
-            return "an event stands after the end of the run"
-        if (self.head is None) != isinstance(event, ev.RunStarted):
-            return "the first event, and only the first, must be run_started"
-        call = getattr(event, "call", "")
-        if isinstance(event, _COMPLETIONS) and call not in self.open:
-            return f"call {call} is answered but not open"
-        if isinstance(event, ev.ModelCallRequested | ev.ToolCallRequested) and call in self._asked:
-            return f"call {call} is asked for twice"
-        if isinstance(event, ev.Resumed | ev.Woken) and call not in self.waiting:
-            return f"nothing waits at {call}"
-        return None
-
-    def _count_time(self, envelope: Envelope, event: ev.Event) -> None:
-        if isinstance(event, ev.DriveStarted):
+        if kind is ev.DriveStarted:
             self._active_before += self._active_drive
         self._active_drive = envelope.active_ns
         self.spent.active_ns = self._active_before + self._active_drive
+        case = _CASES.get(kind)
+        if case is not None:
+            case(self, event, envelope)
+        if kind not in _NOTHING_NEW:
+            self.idle_drives = 0
+
+    def _cannot_follow(self, kind: type[ev.Event], event: Any) -> str | None:
+        if self.end is not None:
+            return "an event stands after the end of the run"
+        if (self.head is None) != (kind is ev.RunStarted):
+            return "the first event, and only the first, must be run_started"
+        if kind in _COMPLETIONS and event.call not in self.open:
+            return f"call {event.call} is answered but not open"
+        if kind in _INTENTS and event.call in self._asked:
+            return f"call {event.call} is asked for twice"
+        if kind in _FROM_OUTSIDE and event.call not in self.waiting:
+            return f"nothing waits at {event.call}"
+        return None
 
     @property
     def active_before_ns(self) -> int:
@@ -181,13 +177,14 @@ class RunState:
         """What the run waits for when nobody drives it; None when it ended or could go on at once."""
         if self.end is not None:
             return None
-        for kind in (self._park_exceeded, self._park_waiting, self._park_doubt):
-            found = kind()
-            if found is not None:
-                return found
-        if self.idle_drives >= CRASH_LOOP_DRIVES:
+        found = self._recorded_park() or self._park_doubt()
+        if found is None and self.idle_drives >= CRASH_LOOP_DRIVES:
             return Park("crash_loop", None, self.updated_at, {"drives": self.idle_drives})
-        return None
+        return found
+
+    def _recorded_park(self) -> Park | None:
+        """What an event says the run waits for; a doubt and a crash loop are ones only while nobody drives."""
+        return self._park_exceeded() or self._park_waiting()
 
     def _park_exceeded(self) -> Park | None:
         over = self.exceeded
@@ -221,23 +218,28 @@ class RunState:
 
     def index_row_fields(self) -> tuple[str, str, str | None, str | None, int | None]:
         """Agent, phase, terminal reason, kind of park, wake time: what a list shows without reading journals."""
-        park = self.park()
-        # A doubt or crash loop is one only while nobody drives, which the events cannot say: it is derived at reading.
-        stored = park if park is not None and park.kind not in ("needs_reconciliation", "crash_loop") else None
+        # Whether somebody drives the events cannot say, so what depends on that is derived at reading.
+        stored = None if self.end is not None else self._recorded_park()
         phase = self.end.status if self.end else "parked" if stored else "open"
         wake_at = stored.detail["wake_at"] if stored and stored.kind == "sleeping" else None
         reason = self.end.terminal_reason if self.end else None
         return self.started.agent.name, phase, reason, stored.kind if stored else None, wake_at
 
 
-_COMPLETIONS = (
-    ev.ModelCallCompleted,
-    ev.ModelCallFailed,
-    ev.ToolCallCompleted,
-    ev.ToolCallFailed,
-    ev.AttemptStarted,
-    ev.EffectResolved,
+_COMPLETIONS: frozenset[type[ev.Event]] = frozenset(
+    {
+        ev.ModelCallCompleted,
+        ev.ModelCallFailed,
+        ev.ToolCallCompleted,
+        ev.ToolCallFailed,
+        ev.AttemptStarted,
+        ev.EffectResolved,
+    }
 )
+_INTENTS: frozenset[type[ev.Event]] = frozenset({ev.ModelCallRequested, ev.ToolCallRequested})
+_FROM_OUTSIDE: frozenset[type[ev.Event]] = frozenset({ev.Resumed, ev.Woken})
+_NOTHING_NEW: frozenset[type[ev.Event]] = frozenset({ev.DriveStarted, ev.AttemptStarted})
+"""What a drive records without getting any further."""
 
 Case = Callable[[RunState, Any, Envelope], None]
 

@@ -38,7 +38,14 @@ Entry = UserEntry | TurnEntry | ResultsEntry
 
 def keyed_digest(key: bytes, data: bytes) -> str:
     """HMAC-SHA-256 under a run's key, its first 16 bytes in URL-safe base64 (22 characters)."""
-    return urlsafe_b64encode(hmac.digest(key, data, "sha256")[:16]).rstrip(b"=").decode("ascii")
+    return _finished(hmac.new(key, digestmod="sha256"), data)
+
+
+def _finished(under_key: hmac.HMAC, data: bytes) -> str:
+    """The digest of the data by a copy of a code that holds the key and nothing else yet."""
+    code = under_key.copy()
+    code.update(data)
+    return urlsafe_b64encode(code.digest()[:16]).rstrip(b"=").decode("ascii")
 
 
 class TranscriptView(Sequence[Entry]):
@@ -75,6 +82,8 @@ class Transcript:
         self._turns = 0
         self._hashed = 0
         self._digest = ""
+        self._under_key: hmac.HMAC | None = None
+        """Made once: taking the key in costs as much as hashing an entry."""
         self._bytes = 0
 
     def append(self, entry: Entry) -> None:
@@ -96,11 +105,13 @@ class Transcript:
 
     def digest(self, key: bytes) -> str:
         """The rolling digest of all entries under the run's key; only entries not hashed before are read."""
+        if self._under_key is None:
+            self._under_key = hmac.new(key, digestmod="sha256")
         # A slice, not `islice`: that would step over every entry hashed before, and n turns would take O(n^2) steps.
         for entry in self._entries[self._hashed :]:
             form = canonical(entry)
             self._bytes += len(form)
-            self._digest = keyed_digest(key, self._digest.encode("ascii") + form)
+            self._digest = _finished(self._under_key, self._digest.encode("ascii") + form)
         self._hashed = len(self._entries)
         return self._digest
 

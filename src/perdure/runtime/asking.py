@@ -35,7 +35,9 @@ class Asking:
 
     def __init__(self, drive: Drive) -> None:
         self._drive = drive
-        self._part_digests: dict[str, tuple[object, str]] = {}
+        self._sent: tuple[object, ...] = ()
+        """The parts of the last request beside the transcript; most requests of a run have the same."""
+        self._part_digests: dict[str, str] = {}
 
     async def ask(self, call: str, request: ModelRequest) -> AssistantTurn:
         """The turn, replayed or asked for; appended to the transcript the request is a view of.
@@ -48,7 +50,6 @@ class Asking:
         repairs = int(request.notice is not None and request.notice.kind is not NoticeKind.NO_CALL)
         await gates.reserve(drive, call, gates.Need(model_turns=1, repairs=repairs))
         asked, parts = self._intent(call, request, transcript)
-        request = msgspec.structs.replace(request, transcript=transcript.view(), notice=None)
         match drive.cursor.intend_model(asked, parts):
             case Replayed(ev.ModelCallCompleted(turn=turn)):
                 pass
@@ -58,6 +59,7 @@ class Asking:
                     self._end_interrupted(failed)
                 raise _error_of(failed)
             case Live(permit):
+                request = msgspec.structs.replace(request, transcript=transcript.view(), notice=None)
                 turn = await self._live(permit, asked, request)
         transcript.append(TurnEntry(call, turn))
         return turn
@@ -76,21 +78,22 @@ class Asking:
             notice = recorded.notice
         if notice is not None:
             transcript.append(UserEntry(notice.text))
-        parts = {
-            "system": self._digest("system", request.instructions),
-            "tools": self._digest("tools", request.tools),
-            "settings": self._digest("settings", (request.settings, request.tool_choice)),
-        }
+        parts = self._digests_of(request)
         changed = {} if replayed else self._drive.cursor.changed_parts(parts)
         target, digest = self._drive.bindings.model.target, transcript.digest(self._drive.key)
         return ev.ModelCallRequested(call, target, digest, changed, notice), parts
 
-    def _digest(self, name: str, part: object) -> str:
-        known = self._part_digests.get(name)
-        if known is None or known[0] != part:
-            known = (part, keyed_digest(self._drive.key, canonical(part)))
-            self._part_digests[name] = known
-        return known[1]
+    def _digests_of(self, request: ModelRequest) -> dict[str, str]:
+        sent = (request.instructions, request.tools, request.settings, request.tool_choice)
+        if sent != self._sent:
+            parts = {
+                "system": request.instructions,
+                "tools": request.tools,
+                "settings": (request.settings, request.tool_choice),
+            }
+            self._part_digests = {name: keyed_digest(self._drive.key, canonical(part)) for name, part in parts.items()}
+            self._sent = sent
+        return self._part_digests
 
     async def _live(self, permit: Permit, asked: ev.ModelCallRequested, request: ModelRequest) -> AssistantTurn:
         drive = self._drive

@@ -15,10 +15,11 @@ same signal.
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from operator import itemgetter
+from types import TracebackType
+from typing import Self, TypeVar
 
 from perdure.calls import CallContext
 from perdure.contracts.agents import AgentSpec
@@ -47,7 +48,7 @@ class RunContext:
         self._drive = drive
         self._asking = Asking(drive)
         self._dispatch = Dispatch(drive)
-        self._busy: str | None = None
+        self._caller = _Caller(drive)
         self._turn = 0
         self._place = 0
         self._calls: tuple[ToolCall, ...] = ()
@@ -76,7 +77,7 @@ class RunContext:
         Raises:
             ModelError: the call failed for good.
         """
-        with self._one_caller("ask"):
+        with self._caller.doing("ask"):
             _must_be_whole(request)
             self._close_unanswered()
             self._turn += 1
@@ -94,7 +95,7 @@ class RunContext:
         """
         if not calls:
             return ()
-        with self._one_caller("use"):
+        with self._caller.doing("use"):
             places = self._places_of(calls)
             seen = await self._dispatch.use(
                 [(self._id(place), call) for place, call in zip(places, calls, strict=True)]
@@ -115,7 +116,7 @@ class RunContext:
             ValueFormError: an argument has no JSON form; nothing was recorded.
             CallFailedError: it failed, or its outcome is unknown.
         """
-        with self._one_caller("do"):
+        with self._caller.doing("do"):
             arguments: JsonObject = {"args": to_json(args)}
             kind = _effect(effect, name)
             call = self._next_id()
@@ -128,7 +129,7 @@ class RunContext:
         Raises:
             ConfigurationError: it is no valid schema; nothing was recorded.
         """
-        with self._one_caller("wait"):
+        with self._caller.doing("wait"):
             call = self._next_id()
             self._drive.must_not_have_ended(f"a wait at {call}")
             check = self._drive.bindings.check_schema
@@ -138,14 +139,14 @@ class RunContext:
 
     async def sleep(self, duration: timedelta) -> None:
         """Parks for a time that survives restarts; goes on at once when it has passed already."""
-        with self._one_caller("sleep"):
+        with self._caller.doing("sleep"):
             if not isinstance(duration, timedelta):
                 raise ConfigurationError(f"{duration!r} is no timedelta", where="sleep", next="give a timedelta")
             await self._sleep(duration)
 
     async def sleep_until(self, instant: datetime) -> None:
         """Parks until an instant. An instant without a time zone is refused."""
-        with self._one_caller("sleep_until"):
+        with self._caller.doing("sleep_until"):
             if instant.utcoffset() is None:
                 raise ConfigurationError(
                     f"{instant.isoformat()} has no time zone", where="sleep_until", next="give an aware datetime"
@@ -159,7 +160,7 @@ class RunContext:
 
     async def now(self) -> datetime:
         """The wall clock (UTC), read once and replayed."""
-        with self._one_caller("now"):
+        with self._caller.doing("now"):
             call, clock = self._next_id(), self._drive.bindings.clock
             return gates.from_ns(
                 self._observe(ev.NowObserved(call, 0), lambda: ev.NowObserved(call, clock.now_ns())).now_ns
@@ -167,7 +168,7 @@ class RunContext:
 
     async def entropy(self) -> int:
         """64 random bits (0 to 2**64-1), drawn once and replayed."""
-        with self._one_caller("entropy"):
+        with self._caller.doing("entropy"):
             call, entropy = self._next_id(), self._drive.bindings.entropy
             drawn = self._observe(
                 ev.EntropyObserved(call, 0),
@@ -178,7 +179,7 @@ class RunContext:
     async def patched(self, name: str) -> bool:
         """Whether this run takes the changed path of the code named so: true for a run that first comes here now,
         false for one that passed here before the change. Remembered for the run."""
-        with self._one_caller("patched"):
+        with self._caller.doing("patched"):
             known = self._patches.get(name)
             if known is None:
                 recorded = self._drive.cursor.peek()
@@ -191,7 +192,7 @@ class RunContext:
 
     async def check_limits(self) -> None:
         """Stops here when a limit is reached already: parks, or ends the run under `on_exhausted = "finish"`."""
-        with self._one_caller("check_limits"):
+        with self._caller.doing("check_limits"):
             await gates.reserve(self._drive, str(self._turn + 1), gates.Need(model_turns=1))
 
     def begin(self, text: str) -> None:
@@ -208,32 +209,6 @@ class RunContext:
                 observed = read()
                 self._drive.record(permit, observed)
                 return observed
-
-    @contextmanager
-    def _one_caller(self, operation: str) -> Iterator[None]:
-        self._drive.check_latch()
-        if self._busy is not None:
-            raise ConcurrentUseError(
-                f"{operation} was called while {self._busy} is open",
-                where=f"run {self.run_id}",
-                next="await one call after the other; for concurrent calls use one batch",
-            )
-        self._busy = operation
-        try:
-            yield
-        except RefusedError as error:
-            # A loop that swallows a refusal must not go on as if nothing were wrong.
-            self._drive.refuse(error)
-        except asyncio.CancelledError:
-            self._drive.check_latch()
-            if self._drive.cancel_requested is not None:
-                self._drive.park(CANCELLED)
-            # A call was cut off (by a time limit of the loop's own, say): its place in the journal has no answer, so
-            # this drive asks for nothing more, whatever the loop makes of the signal.
-            self._drive.latch = Parked(INTERRUPTED, {})
-            raise
-        finally:
-            self._busy = None
 
     def _id(self, place: int) -> str:
         return f"{self._turn}.{place}"
@@ -256,20 +231,60 @@ class RunContext:
         return places
 
     def _answered(self, answered: list[tuple[int, Observation]]) -> None:
-        self._unanswered.difference_update(place for place, _ in answered)
         if answered:
-            ordered = tuple(one for _, one in sorted(answered, key=lambda pair: pair[0]))
+            self._unanswered.difference_update([place for place, _ in answered])
+            ordered = tuple([one for _, one in sorted(answered, key=itemgetter(0))])
             self._current.append(ResultsEntry(ordered))
 
     def _close_unanswered(self) -> None:
         """A call the loop did not use gets one observation all the same: a request with an unanswered call is refused
         by every provider."""
+        if not self._unanswered:
+            return
         refusal = Refusal("not_dispatched", texts.NOT_ASKED_FOR)
         closed = [
             (place, self._dispatch.refuse(self._id(place), self._calls[place].name, refusal))
             for place in sorted(self._unanswered)
         ]
         self._answered(closed)
+
+
+class _Caller:
+    """Lets one caller in at a time, and latches the drive when what the caller asked for was refused or cut off."""
+
+    def __init__(self, drive: Drive) -> None:
+        self._drive = drive
+        self._busy: str | None = None
+
+    def doing(self, operation: str) -> Self:
+        """Opens the context for one operation; entered at once, by `with`."""
+        self._drive.check_latch()
+        if self._busy is not None:
+            raise ConcurrentUseError(
+                f"{operation} was called while {self._busy} is open",
+                where=f"run {self._drive.run_id}",
+                next="await one call after the other; for concurrent calls use one batch",
+            )
+        self._busy = operation
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._busy = None
+        if isinstance(error, RefusedError):
+            # A loop that swallows a refusal must not go on as if nothing were wrong.
+            self._drive.refuse(error)
+        if isinstance(error, asyncio.CancelledError):
+            self._drive.check_latch()
+            if self._drive.cancel_requested is not None:
+                self._drive.park(CANCELLED)
+            # A call was cut off (by a time limit of the loop's own, say): its place in the journal has no answer, so
+            # this drive asks for nothing more, whatever the loop makes of the signal.
+            self._drive.latch = Parked(INTERRUPTED, {})
 
 
 def _must_be_whole(request: ModelRequest) -> None:

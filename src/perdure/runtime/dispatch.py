@@ -7,7 +7,8 @@ dispatched or refused stands in the journal.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from perdure.calls import CallContext
 from perdure.contracts.agents import ANSWER_TOOL
@@ -33,8 +34,7 @@ _LIMIT = "limit "
 """Begins the reason of a refusal at a limit; the limit's name follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """Why a call is not dispatched, and what the model reads."""
 
     reason: str
@@ -43,8 +43,7 @@ class Refusal:
     """What it would have said without a collapse."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A call at its place, with the verdict on it."""
 
     id: str
@@ -67,10 +66,12 @@ class Dispatch:
         if self._drive.cursor.live and any(self._checks_with_user_code(call) for _, call in calls):
             await self._drive.durable()
         placed = [Placed(id, call, self._verdict(id, call, len(calls))) for id, call in calls]
-        placed = self._held_back(placed)
+        repair = any(_is_bad(one.verdict) for one in placed)
+        if repair:
+            placed = self._held_back(placed)
         seen: list[Observation] = []
         try:
-            await self._accept(placed)
+            await self._accept(placed, repair)
             for group in self._groups(placed):
                 stop = self._stop_before(group)
                 if stop is not None:
@@ -133,7 +134,10 @@ class Dispatch:
                 return Refusal("invalid_arguments", error.diagnostic)
         effect = self._descriptors[call.name].effect
         key = idempotency_key(self._drive.run_id, id) if effect is Effect.IDEMPOTENT else None
-        return Work(id, call.name, call.arguments, effect, key, bound, tool.timeout_s, tool.retries)
+        print_of = fingerprint(call.name, call.arguments)
+        return Work(
+            id, call.name, call.arguments, effect, key, bound, tool.timeout_s, tool.retries, fingerprint=print_of
+        )
 
     def _answer_verdict(self, call: ToolCall, batch: int) -> Refusal | None:
         if batch > 1:
@@ -151,9 +155,8 @@ class Dispatch:
         return Refusal("answer_invalid", texts.failure(ANSWER_TOOL, text, count), text)
 
     def _held_back(self, placed: list[Placed]) -> list[Placed]:
-        """If any call is bad, nothing with an effect runs; reads run unless the batch is strict."""
-        if not any(_is_bad(one.verdict) for one in placed):
-            return placed
+        """What becomes of a batch with a bad call: nothing with an effect runs; reads run unless the batch is
+        strict."""
         strict = self._drive.spec.policy.batch == "strict"
         return [
             Placed(one.id, one.call, Refusal("not_dispatched", texts.NOT_DISPATCHED))
@@ -162,9 +165,9 @@ class Dispatch:
             for one in placed
         ]
 
-    async def _accept(self, placed: list[Placed]) -> None:
+    async def _accept(self, placed: list[Placed], repair: bool) -> None:
         """Reserves limits and order for the whole batch. A batch of one sound call needs no event: its intent says
-        it."""
+        it. `repair`: some call of it is bad."""
         drive = self._drive
         recorded = drive.cursor.peek()
         if isinstance(recorded, ev.BatchAccepted) and {one.id for one in placed}.issuperset(recorded.calls):
@@ -172,8 +175,7 @@ class Dispatch:
             # run now.
             drive.cursor.observe(recorded)
             return
-        running = tuple(one.id for one in placed if isinstance(one.verdict, Work))
-        repair = any(_is_bad(one.verdict) for one in placed)
+        running = tuple([one.id for one in placed if isinstance(one.verdict, Work)])
         if not running and not repair:
             return
         need = gates.Need(tool_calls=len(running), repairs=int(repair))
@@ -222,9 +224,7 @@ class Dispatch:
             return first.verdict if _end_of(first.verdict) else None
         if not isinstance(first.verdict, Work) or self._drive.cursor.dispatch_of(first.id) is not None:
             return None
-        descriptor = self._descriptors[first.verdict.tool]
-        print_of = fingerprint(first.verdict.tool, first.verdict.arguments)
-        if self._drive.guards.repeats(print_of, descriptor):
+        if self._drive.guards.repeats(first.verdict.fingerprint, self._descriptors[first.verdict.tool]):
             return Refusal("repeated_action", texts.REPEATED_ACTION)
         return None
 
@@ -256,7 +256,7 @@ class Dispatch:
     def _unknown_before(self, work: Work) -> bool:
         if work.effect is Effect.READ or self._drive.cursor.dispatch_of(work.call) is not None:
             return False
-        return self._drive.guards.outcome_unknown(fingerprint(work.tool, work.arguments))
+        return self._drive.guards.outcome_unknown(work.fingerprint)
 
     def refuse(self, id: str, tool: str, refusal: Refusal) -> Observation:
         """Closes a call that is not dispatched, with what the model reads of it."""
@@ -318,10 +318,10 @@ def _is_bad(verdict: Work | Refusal | None) -> bool:
 
 
 def _counted(work: Work, answer: ev.ToolCallCompleted | ev.ToolCallFailed) -> Settled:
-    failed = isinstance(answer, ev.ToolCallFailed)
     if isinstance(answer, ev.ToolCallFailed):
         result, failure = fingerprint("failed", {"message": answer.message}), answer.message
+        unknown = answer.reason == "unknown"
     else:
         result, failure = fingerprint("completed", {"output": answer.output, "artifact": answer.artifact}), None
-    unknown = failed and isinstance(answer, ev.ToolCallFailed) and answer.reason == "unknown"
-    return Settled(work.tool, fingerprint(work.tool, work.arguments), work.effect, result, failure, unknown)
+        unknown = False
+    return Settled(work.tool, work.fingerprint, work.effect, result, failure, unknown)

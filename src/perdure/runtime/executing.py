@@ -1,10 +1,10 @@
 """One attempt at one call: the function is run within its time limit, and however it ends becomes a fact."""
 
 import asyncio
-import threading
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from perdure.calls import CallContext, Media, Sleep, Suspend, ToolFailed, Unknown
 from perdure.contracts.contract import JsonObject, JsonValue
@@ -15,13 +15,13 @@ from perdure.ports import BoundCall
 from perdure.runtime.arguments import storable
 from perdure.runtime.drive import Drive
 from perdure.runtime.gates import from_ns, storable_instant, to_ns
+from perdure.runtime.journaling import until_done
 
 GRACE_S = 1.0
 """How long a cancelled function may take to end before it is left behind, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """One call, checked and ready to run."""
 
     call: str
@@ -34,17 +34,17 @@ class Work:
     retries: int = 0
     inline: bool = False
     """The value goes to the loop and not to the model, so it is recorded whole however large it is."""
+    fingerprint: str = ""
+    """Names the call by its tool and arguments, for the guards; empty for a call of the loop's own making."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """It returned a value with an agreed form."""
 
     value: JsonValue
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """It ended without a value. `reason` as in `ToolCallFailed`; `again` says whether a live retry may help."""
 
     reason: str
@@ -52,15 +52,13 @@ class Failed:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """It asked to be answered later."""
 
     suspend: Suspend
 
 
-@dataclass(frozen=True, slots=True)
-class Sleeps:
+class Sleeps(msgspec.Struct, frozen=True):
     """It asked to go on at an instant, in UTC nanoseconds."""
 
     until: int
@@ -71,21 +69,18 @@ Result = Done | Failed | Waits | Sleeps
 
 async def attempt(drive: Drive, work: Work, number: int) -> Result:
     """Runs the function once. Raises nothing but what ends the drive (a cancel)."""
-    given_up = threading.Event()
-    context = CallContext(
-        drive.run_id, work.call, number, drive.epoch, work.key, _deadline(drive, work.timeout_s), given_up
-    )
+    context = CallContext(drive.run_id, work.call, number, drive.epoch, work.key, _deadline(drive, work.timeout_s))
     try:
         return _result(work, await _within(work.bound(context), work.timeout_s))
     except TimeoutError as error:
-        given_up.set()
+        context.give_up()
         return _lost(work, "timeout", _text_of(error) or "it timed out")
     except ConnectionError as error:
         return _lost(work, "handler", described(error))
     except ToolFailed as error:
         return Failed("handler", _text_of(error))
     except asyncio.CancelledError:
-        given_up.set()
+        context.give_up()
         task = asyncio.current_task()
         if drive.cancel_requested is not None or (task is not None and task.cancelling()):
             raise
@@ -98,11 +93,14 @@ async def _within(work: Awaitable[object], timeout_s: float | None) -> object:
     # A task of its own, so that a function that swallows its cancellation can be left behind.
     task = asyncio.ensure_future(work)
     try:
-        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        if timeout_s is None:
+            await until_done(task)
+        else:
+            await asyncio.wait({task}, timeout=timeout_s)
     except asyncio.CancelledError:
         await _give_up(task)
         raise
-    if done:
+    if task.done():
         return task.result()
     await _give_up(task)
     raise TimeoutError(f"it did not end within its time limit of {timeout_s or 0:g} s")

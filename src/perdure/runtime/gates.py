@@ -5,12 +5,13 @@ On replay nothing is judged again: recorded work that follows was let through th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NoReturn
 
+import msgspec
+
 from perdure.contracts.contract import JsonObject
-from perdure.contracts.limits import Crossing
+from perdure.contracts.limits import Crossing, add_known
 from perdure.errors import ConfigurationError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Replayed
@@ -27,8 +28,7 @@ _REASONS = {
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(msgspec.Struct, frozen=True):
     """What the next act takes from the counted limits."""
 
     model_turns: int = 0
@@ -49,34 +49,54 @@ async def reserve(drive: Drive, call: str, need: Need, before_finish: Callable[[
 
 def first_crossing(drive: Drive, need: Need) -> Crossing | None:
     """The first limit the next act would cross: counted ones first, then tokens, cost, active time, deadline."""
-    spent, limits = drive.state.spent, drive.state.limits
+    state = drive.state
+    spent, limits = state.spent, state.limits
     # A parked run holds back work under its recorded boundary until that very boundary is lifted.
-    held = drive.state.exceeded
+    held = state.exceeded
     if held is not None:
         return Crossing(held.limit, held.max, held.used, held.need)
     counted = (
-        ("max_model_turns", spent.model_turns, need.model_turns),
-        ("max_model_repairs", spent.model_repairs, need.repairs),
-        ("max_tool_calls", spent.tool_calls + len(drive.state.reserved), need.tool_calls),
+        ("max_model_turns", need.model_turns, spent.model_turns),
+        ("max_model_repairs", need.repairs, spent.model_repairs),
+        ("max_tool_calls", need.tool_calls, spent.tool_calls + len(state.reserved)),
     )
-    for name, used, wanted in counted:
+    for name, wanted, used in counted:
+        if wanted:
+            limit = limits.get(name)
+            if limit is not None and used + wanted > limit:
+                return Crossing(name, limit, used, wanted)
+    for name, measured in _MEASURED.items():
         limit = limits.get(name)
-        if wanted and limit is not None and used + wanted > limit:
-            return Crossing(name, limit, used, wanted)
-    tokens = (
-        None if spent.input_tokens is None or spent.output_tokens is None else spent.input_tokens + spent.output_tokens
-    )
-    measured = (
-        ("max_total_tokens", tokens),
-        ("max_cost_microunits", spent.cost),
-        ("max_wall_time_ms", drive.journal.total_active_ns() // 1_000_000),
-        ("deadline_seconds", (drive.bindings.clock.now_ns() - drive.state.started_at) // 10**9),
-    )
-    for name, so_far in measured:
-        limit = limits.get(name)
-        if limit is not None and so_far is not None and so_far + 1 > limit:
-            return Crossing(name, limit, so_far, 1)
+        if limit is not None:
+            so_far = measured(drive)
+            if so_far is not None and so_far + 1 > limit:
+                return Crossing(name, limit, so_far, 1)
     return None
+
+
+def _tokens(drive: Drive) -> int | None:
+    return add_known(drive.state.spent.input_tokens, drive.state.spent.output_tokens)
+
+
+def _cost(drive: Drive) -> int | None:
+    return drive.state.spent.cost
+
+
+def _active_ms(drive: Drive) -> int:
+    return drive.journal.total_active_ns() // 1_000_000
+
+
+def _age_s(drive: Drive) -> int:
+    return (drive.bindings.clock.now_ns() - drive.state.started_at) // 10**9
+
+
+_MEASURED: dict[str, Callable[[Drive], int | None]] = {
+    "max_total_tokens": _tokens,
+    "max_cost_microunits": _cost,
+    "max_wall_time_ms": _active_ms,
+    "deadline_seconds": _age_s,
+}
+"""What is read only where a limit is set, in the order of judgement. None: unknown, and so over no limit."""
 
 
 async def _cross(drive: Drive, call: str, crossing: Crossing, before_finish: Callable[[str], None] | None) -> NoReturn:

@@ -8,6 +8,8 @@ timer of 30 s or more ended, a person spoke. So an agent that merely waits is sp
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from perdure.contracts.contract import JsonObject, value_digest
 from perdure.contracts.messages import Effect, ToolDescriptor
 
@@ -17,8 +19,7 @@ LONG_WAIT_NS = 30 * 10**9
 """A wait or timer this long counts as a change."""
 
 
-@dataclass(slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """One call as it ended, for counting."""
 
     tool: str
@@ -77,8 +78,10 @@ class Guards:
 
     def _keep_only(self, fingerprint: str) -> None:
         # Another effect settled: what was counted before no longer says that nothing moves.
-        if len(self._actions) > (fingerprint in self._actions):
-            self._actions = {key: n for key, n in self._actions.items() if key == fingerprint}
+        if fingerprint not in self._actions:
+            self.changed()
+        elif len(self._actions) > 1:
+            self._actions = {fingerprint: self._actions[fingerprint]}
             self._results = {key: n for key, n in self._results.items() if key[0] == fingerprint}
 
     def _count_failure(self, call: Settled) -> None:

@@ -7,7 +7,7 @@ together with whatever is committed before that. So a turn with one call makes t
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from perdure.journal.envelope import SALT_BYTES, Envelope, seal
 from perdure.journal.events import Event, payload_bytes
@@ -36,6 +36,13 @@ class ListJournal:
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
+
+
+async def until_done(work: "asyncio.Future[Any]") -> None:
+    """Returns when the work is done, however it ended. A cancelled waiter leaves it as it is."""
+    done = work.get_loop().create_future()
+    work.add_done_callback(lambda _: None if done.done() else done.set_result(None))
+    await done
 
 
 def index_row(state: RunState) -> IndexRow:
@@ -112,9 +119,8 @@ class RunJournal:
         self._flush()
         last = self._last
         if last is not None and not last.done():
-            # Shielded: a cancelled waiter must not cancel the future that others and the sink share.
             try:
-                await asyncio.shield(last)
+                await until_done(last)
             except asyncio.CancelledError:
                 # Told to stop because the sink refused: say what it refused with.
                 if self.failure is None:

@@ -59,6 +59,14 @@ class Settling:
         if self._drive.spec.policy.resume_mode == "conservative" and self._drive.cursor.live:
             self._end_if_closed(works, answers)
             self._close_in_flight([(work, permit) for work, permit in open_calls if permit.intended])
+        if open_calls:
+            await self._run_all(open_calls, answers, alone=len(works) == 1)
+        return [answers[work.call] for work in works]
+
+    async def _run_all(
+        self, open_calls: Sequence[tuple[Work, Permit]], answers: dict[str, Answer], *, alone: bool
+    ) -> None:
+        """Runs what has no recorded answer, and adds the answers."""
         live: list[tuple[Work, Permit]] = []
         try:
             for work, permit in open_calls:
@@ -73,9 +81,8 @@ class Settling:
             for work, permit in live:
                 self._cancelled(work, permit, begun=permit.intended)
             raise
-        for answer in await self._dispatch(live, alone=len(works) == 1):
+        for answer in await self._dispatch(live, alone=alone):
             answers[answer.call] = answer
-        return [answers[work.call] for work in works]
 
     async def _begin(self, work: Work, permit: Permit) -> Answer | None:
         """Records the intent, or decides what becomes of one that was left open. None: it is to be dispatched."""

@@ -11,7 +11,8 @@ process may have died before the effect or after it.
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -387,7 +388,7 @@ def _open_calls(envelopes: Sequence[Envelope]) -> tuple[tuple[OpenCall, ...], ..
     found: list[tuple[OpenCall, ...]] = [()]
     for envelope in envelopes:
         state.advance(envelope, ev.decode(envelope))
-        found.append(tuple([replace(call) for call in state.open.values()]))
+        found.append(tuple([copy(call) for call in state.open.values()]))
     return tuple(found)
 
 

@@ -63,17 +63,19 @@ class Jobs:
         with self._transaction() as connection:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            job = (world.title, world.state, world.error_code, 1, world.looks, 0, world.after_retry)
-            connection.execute("INSERT INTO job VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (world.job_id, *job))
-            other = (world.title, "failed", world.error_code, 1, world.looks, 0, world.after_retry)
-            connection.execute("INSERT INTO job VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (world.other_job_id, *other))
-            connection.executemany(
-                "INSERT INTO log(job_id, line) VALUES (?, ?)", [(world.job_id, line) for line in world.logs]
-            )
-            connection.executemany(
-                "INSERT INTO amount VALUES (?, ?, ?, ?)",
-                [(world.job_id, n, name, cents) for n, (name, cents) in enumerate(world.amounts, 1)],
-            )
+            _fill(connection, world)
+
+    def reset(self, world: World) -> None:
+        """Makes the file what it was before anything was asked of it."""
+        with self._transaction() as connection:
+            for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+                connection.execute(f"DELETE FROM {table}")  # noqa: S608 - a table of our own
+            _fill(connection, world)
+
+    def effects(self) -> list[str]:
+        """The jobs that were retried, each as often as it was, in order."""
+        with self._transaction() as connection:
+            return [job_id for (job_id,) in connection.execute("SELECT job_id FROM effect ORDER BY n")]
 
     def look(self, job_id: str) -> dict[str, Any]:
         """The job's state. A running job moves on with each look, so that a demo needs no clock.
@@ -176,6 +178,18 @@ class Jobs:
                 connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
+
+
+def _fill(connection: sqlite3.Connection, world: World) -> None:
+    job = (world.title, world.state, world.error_code, 1, world.looks, 0, world.after_retry)
+    connection.execute("INSERT INTO job VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (world.job_id, *job))
+    other = (world.title, "failed", world.error_code, 1, world.looks, 0, world.after_retry)
+    connection.execute("INSERT INTO job VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (world.other_job_id, *other))
+    connection.executemany("INSERT INTO log(job_id, line) VALUES (?, ?)", [(world.job_id, one) for one in world.logs])
+    connection.executemany(
+        "INSERT INTO amount VALUES (?, ?, ?, ?)",
+        [(world.job_id, n, name, cents) for n, (name, cents) in enumerate(world.amounts, 1)],
+    )
 
 
 def _job(connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:

@@ -1,0 +1,159 @@
+"""The verb `crash-test`: finds what is to be tested, has it tested, and prints the report."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli import output, tables
+from perdure.cli.arguments import task_input
+from perdure.contracts.contract import JsonValue
+from perdure.errors import ConfigurationError, UsageError
+
+if TYPE_CHECKING:
+    from perdure.contracts.messages import AssistantTurn
+    from perdure.testing.killing.crash_test import CrashReport
+    from perdure.testing.killing.cut_drive import Subject
+    from perdure.testing.killing.worlds import CrashWorld
+
+CLEAN, UNSAFE = 0, 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the verb was told."""
+
+    store: str
+    subject: str
+    task: JsonValue
+    """None for a run."""
+    agent: str | None
+    model: str | None
+    world: str | None
+    files: str | None
+    keep: str | None
+    timeout_s: float
+
+
+def task_of(subject: str, text: str | None, as_json: str | None) -> JsonValue:
+    """The task of an agent; None for a recorded run, which has its own.
+
+    Raises:
+        UsageError: an agent without a task, or a run with one.
+    """
+    if _names_agent(subject):
+        return task_input(text, as_json)
+    if text is not None or as_json is not None:
+        raise UsageError(
+            "a task is given for a recorded run", where=f"run {subject}", next="leave it out, or name an agent"
+        )
+    return None
+
+
+def crash_test(options: Options, *, as_json: bool) -> int:
+    """Tests and prints. Returns the exit code: 0 clean, 1 something was doubled, lost or ended otherwise."""
+    from perdure.testing.killing.crash_test import CrashTest
+
+    if not options.timeout_s > 0:
+        raise UsageError(f"the time limit is {options.timeout_s:g} s", where="--timeout", next="give seconds above 0")
+    subject, turns, base = _recorded(options) if not _names_agent(options.subject) else _declared(options)
+    folder, temporary = _folder(options.keep)
+    try:
+        world, working = _world(options, folder, base)
+        test = CrashTest(subject, world, folder / "cuts", working, turns, options.timeout_s)
+        report = test.run(_progress if output.watched() else None)
+        (folder / "report.json").write_text(output.json_text(_record(report)) + "\n", "utf-8")
+    finally:
+        if temporary:
+            shutil.rmtree(folder, ignore_errors=True)
+    _print(report, as_json=as_json)
+    return CLEAN if report.ok else UNSAFE
+
+
+def _names_agent(subject: str) -> bool:
+    return subject.endswith(".toml") or ":" in subject or "/" in subject
+
+
+def _declared(options: Options) -> "tuple[Subject, None, Path]":
+    from perdure.agent_file import load_agent
+    from perdure.binding import bind
+    from perdure.testing.killing.cut_drive import Subject
+
+    agent = load_agent(options.subject)
+    asyncio.run(bind(options.model or agent.model, agent).discard())  # one that cannot be had is told before anything
+    base = Path(options.subject).parent if options.subject.endswith(".toml") else Path.cwd()
+    return Subject(agent, options.task, options.model, {}), None, base
+
+
+def _recorded(options: Options) -> "tuple[Subject, tuple[AssistantTurn, ...], Path]":
+    from perdure.agent_file import load_agent
+    from perdure.binding import must_be_unchanged, recorded_agent
+    from perdure.engine import Engine
+    from perdure.testing.killing.cut_drive import Subject
+    from perdure.testing.killing.fixed import answers_of, turns_of
+
+    async def read() -> Any:
+        async with Engine.open(options.store, create=False, read_only=True) as engine:
+            return await engine.state(options.subject), await engine.journal(options.subject)
+
+    state, envelopes = asyncio.run(read())
+    agent = recorded_agent(state) if options.agent is None else load_agent(options.agent)
+    must_be_unchanged(state, agent)
+    answers: Mapping[str, JsonValue] = answers_of(envelopes)
+    ref = agent.ref or ""
+    base = Path(ref).parent if ref.endswith(".toml") else Path.cwd()
+    return Subject(agent, state.started.input, None, answers), turns_of(envelopes), base
+
+
+def _folder(keep: str | None) -> tuple[Path, bool]:
+    """Where the test works, and whether that is removed afterwards."""
+    from perdure.testing.killing.campaign import must_be_empty
+
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="perdure-crash-test-")), True
+    folder = Path(keep).resolve()
+    must_be_empty(folder)
+    return folder, False
+
+
+def _world(options: Options, folder: Path, base: Path) -> "tuple[CrashWorld, Path | None]":
+    from perdure.agent_file import load_named
+    from perdure.testing.killing.worlds import FilesWorld, is_world
+
+    if options.world is None:
+        template = None if options.files is None else Path(options.files).resolve()
+        if template is not None and not template.is_dir():
+            raise UsageError("it is no directory", where=f"--files {options.files}", next="name a directory")
+        return FilesWorld(folder / "working", template), folder / "working"
+    if options.files is not None:
+        raise UsageError("--world and --files are both given", where="perdure crash-test", next="give one of them")
+    world: Any = load_named(options.world, base=base, where=f"--world {options.world!r:.80}")
+    world = world() if isinstance(world, type) else world
+    if not is_world(world):
+        raise ConfigurationError(
+            f"{type(world).__name__} is no world",
+            where=f"--world {options.world!r:.80}",
+            next="give it reset() and effects()",
+        )
+    return world, None
+
+
+def _progress(done: int, of: int) -> None:
+    if done == of or done % 10 == 0:
+        output.note(f"{done} of {of} cuts")
+
+
+def _record(report: "CrashReport") -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(report)
+
+
+def _print(report: "CrashReport", *, as_json: bool) -> None:
+    if as_json:
+        output.say_json(_record(report))
+        return
+    output.say(tables.crash_test(_record(report)))
