@@ -10,8 +10,11 @@ from tests.runtime.runs import agent_of, embedded, started
 from perdure import Limits, RunContext, assemble, tool
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.engine import Engine
+from perdure.journal import events as ev
 from perdure.journal.envelope import Envelope
+from perdure.journal.fold import fold
 from perdure.ports import IndexRow, Lease, Store
+from perdure.runtime.journaling import RunJournal
 from perdure.stores.url import open_store
 from perdure.testing.replies import calls, text
 from perdure.testing.scripted import ScriptedModel
@@ -76,6 +79,36 @@ async def test_a_completion_is_handed_on_at_the_next_tick_though_nothing_asks_fo
     async with Engine(counting, SystemClock(), SystemEntropy()) as engine:
         await (await started(engine, agent_of(loop=loop), model(0))).wait()
     assert seen == [["model_call_completed"]]
+
+
+class HeldSink:
+    """Makes nothing durable until it is told to."""
+
+    def __init__(self) -> None:
+        self.pieces: list[asyncio.Future[None]] = []
+
+    def append(self, envelopes: Sequence[Envelope], index: IndexRow | None) -> "asyncio.Future[None]":
+        self.pieces.append(asyncio.get_running_loop().create_future())
+        return self.pieces[-1]
+
+
+async def test_a_cancelled_commit_leaves_its_piece_to_the_sink_and_to_others_who_wait() -> None:
+    """S-063: a piece is shared, and whether it became durable must be known however one waiter ends."""
+    run = await embedded(agent_of(act), model(1))
+    state, _ = fold(run.outcome.run_id, run.envelopes[:2])
+    sink = HeldSink()
+    journal = RunJournal(state, run.envelopes[1].digest, sink, SystemClock(), SystemEntropy())
+    journal.queue(ev.NowObserved("1.0", 1))
+    one, other = (asyncio.ensure_future(journal.commit()) for _ in range(2))
+    await asyncio.sleep(0)
+    one.cancel()
+    await asyncio.wait({one})
+    assert one.cancelled()
+    await asyncio.sleep(0)
+    assert not other.done()
+    assert not sink.pieces[0].done()
+    sink.pieces[0].set_result(None)
+    await other
 
 
 async def test_n_turns_hash_what_n_turns_hold() -> None:
