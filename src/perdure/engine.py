@@ -396,6 +396,10 @@ class Engine:
                 return state, after
             before = after
 
+    async def is_held(self, run_id: str) -> bool:
+        """Whether a living driver holds the run."""
+        return (await self._summary(run_id)).held
+
     async def _summary(self, run_id: str) -> RunSummary:
         found = await self._store.runs(run_id)
         if not found:

@@ -8,7 +8,7 @@ from typing import Protocol
 from perdure.contracts.outcomes import Outcome
 from perdure.errors import MalformedJournalError
 from perdure.journal import events as ev
-from perdure.journal.envelope import Envelope, check_chain
+from perdure.journal.envelope import FIRST_PREVIOUS, Envelope, check_chain
 from perdure.journal.fold import RunState, fold
 from perdure.journal.render import outcome_of
 from perdure.ports import IndexRow, Lease, Store, StoredRun
@@ -21,6 +21,24 @@ def indexed(envelopes: Sequence[Envelope]) -> tuple[str | None, IndexRow]:
     by the proof."""
     state, _ = fold(envelopes[0].run_id, envelopes)
     return None, index_row(state)
+
+
+class Following:
+    """A run read while it grows: each piece is proven to follow the one before, and folded."""
+
+    def __init__(self, run_id: str) -> None:
+        self.state = RunState(run_id)
+        self._head = FIRST_PREVIOUS
+
+    def take(self, envelopes: Sequence[Envelope]) -> None:
+        """Takes the next events.
+
+        Raises:
+            MalformedJournalError: they do not follow.
+        """
+        self._head = check_chain(self.state.run_id, envelopes, previous=self._head, first=self.state.events)
+        for envelope in envelopes:
+            self.state.advance(envelope, ev.decode(envelope))
 
 
 class RunHost(Protocol):

@@ -1,7 +1,7 @@
 """The verbs that only look: list, show, history, verify. They take no lease and write nothing."""
 
 from perdure.cli import failure, output, reports, tables
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, UsageError
 
 OK, REFUSED = 0, 4
 
@@ -31,6 +31,32 @@ async def show_run(store: str, run_id: str, *, as_json: bool) -> int:
     if as_json:
         output.say_json(record)
     else:
+        output.say(tables.run(record))
+    return OK
+
+
+async def replay_run(store: str, run_id: str, *, to_seq: int | None, as_json: bool) -> int:
+    """Prints what a run looked like when an event was the last one, by folding what is recorded: nothing is called."""
+    from perdure.engine import Engine
+    from perdure.journal.fold import fold
+    from perdure.journal.render import line, rfc3339, show_record
+
+    async with Engine.open(store, create=False, read_only=True) as engine:
+        envelopes = await engine.journal(run_id)
+    last = len(envelopes) - 1 if to_seq is None else to_seq
+    if not 0 <= last < len(envelopes):
+        raise UsageError(
+            f"the run has no event {last}", where=f"run {run_id}", next=f"give --to 0 to {len(envelopes) - 1}"
+        )
+    state, _ = fold(run_id, envelopes[: last + 1])
+    at = envelopes[last]
+    # Of a moment that others followed: it was driven then, unless it waited.
+    driven = last < len(envelopes) - 1 and not state.waiting and state.exceeded is None
+    record = show_record(state, held=driven, epoch=state.epoch)
+    if as_json:
+        output.say_json({"at": {"seq": at.seq, "kind": at.kind, "recorded_at": rfc3339(at.recorded_at)}, **record})
+    else:
+        output.say(f"as of event {last} of {len(envelopes) - 1}:\n{output.escaped(line(at))}\n")
         output.say(tables.run(record))
     return OK
 

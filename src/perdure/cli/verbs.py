@@ -20,13 +20,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def run_ids(context: typer.Context, incomplete: str) -> list[str]:
+    """What a shell offers for a run's id."""
+    from perdure.cli.completion import known_run_ids
+
+    return known_run_ids(_store(context, context.params.get("store")), incomplete)
+
+
 Store = Annotated[
     str | None,
     typer.Option("--store", metavar="URL", help="The store; else $PERDURE_STORE, else sqlite:./perdure.db."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line; errors too.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print each event to standard error, as on a terminal.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=run_ids)]
 Ref = Annotated[
     str | None,
     typer.Option("--agent", metavar="REF", help="The agent, as file.toml or module:attribute; default: as recorded."),
@@ -141,6 +149,36 @@ def history(context: typer.Context, run: RunId, store: Store = None, json: Json 
 
 
 @app.command()
+def watch(
+    context: typer.Context,
+    run: RunId,
+    first: Annotated[int, typer.Option("--from", metavar="SEQ", help="Print from that event on.")] = 0,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Print a run's events as they are recorded, until it ends; leave with Ctrl-C and rejoin with --from."""
+    from perdure.cli.watching import watch_run
+
+    return _done(watch_run(_store(context, store), run, from_seq=first, as_json=json))
+
+
+@app.command()
+def replay(
+    context: typer.Context,
+    run: RunId,
+    last: Annotated[
+        int | None, typer.Option("--to", metavar="SEQ", help="As of that event; default: the last one.")
+    ] = None,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Show what a run looked like at an event, from its record alone."""
+    from perdure.cli.looking import replay_run
+
+    return _done(replay_run(_store(context, store), run, to_seq=last, as_json=json))
+
+
+@app.command()
 def resolve(
     context: typer.Context,
     run: RunId,
@@ -250,6 +288,14 @@ def verify(
     from perdure.cli.looking import verify_store
 
     return _done(verify_store(_store(context, store), run, head=head, as_json=json))
+
+
+@app.command()
+def doctor(context: typer.Context, store: Store = None, json: Json = False) -> int:
+    """Look at what Perdure stands on here: SQLite, locks, disk, store, extras, keys (by name only)."""
+    from perdure.cli.doctor import examine
+
+    return _done(examine(_store(context, store), as_json=json))
 
 
 @app.command("crash-test")

@@ -70,14 +70,19 @@ def seal(
     return Envelope(run_id, seq, kind, recorded_at, active_ns, SCHEMA_VERSION, commitment, salt, payload, digest)
 
 
-def check_chain(run_id: str, envelopes: Iterable[Envelope]) -> bytes:
-    """Proves that the events are one unbroken chain from the first; returns its head (32 zero bytes when empty).
+def check_chain(
+    run_id: str, envelopes: Iterable[Envelope], *, previous: bytes = FIRST_PREVIOUS, first: int = 0
+) -> bytes:
+    """Proves that the events are one unbroken chain; returns its head (32 zero bytes when empty).
+
+    Args:
+        previous: head of the events before these.
+        first: seq of the first of these.
 
     Raises:
         MalformedJournalError: naming the first event that is out of place, changed or foreign.
     """
-    previous = FIRST_PREVIOUS
-    for expected, event in enumerate(envelopes):
+    for expected, event in enumerate(envelopes, first):
         problem = chain_problem(previous, run_id, expected, event)
         if problem is not None:
             raise MalformedJournalError(run_id, event.seq, event.kind, problem)

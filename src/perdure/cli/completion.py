@@ -1,0 +1,25 @@
+"""What a shell offers while a command is being written."""
+
+from contextlib import suppress
+
+MOST = 100
+"""Run ids offered at most, the latest first."""
+
+
+def known_run_ids(store: str, incomplete: str) -> list[str]:
+    """Ids of the store's runs that begin so. None for whatever reason: a shell's prompt is no place for an error."""
+    with suppress(Exception):
+        import apsw
+
+        from perdure.stores.url import parse_sqlite_url
+
+        path, _ = parse_sqlite_url(store)
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            # Escaped: an underscore and a percent sign match anything in a pattern.
+            pattern = "".join(f"\\{sign}" if sign in "%_\\" else sign for sign in incomplete) + "%"
+            query = "select run_id from run where run_id like ? escape '\\' order by run_no desc limit ?"
+            return [run_id for (run_id,) in connection.execute(query, (pattern, MOST))]
+        finally:
+            connection.close()
+    return []

@@ -1,0 +1,195 @@
+"""The verb `doctor`: what Perdure stands on, on this machine and for this store. Leaves no file behind that was not
+there."""
+
+import fcntl
+import importlib.metadata
+import os
+import platform
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import apsw
+
+from perdure.cli import output
+from perdure.errors import PerdureError
+from perdure.stores.driver_lock import driver_is_dead
+from perdure.stores.mounts import NETWORK_TYPES, mounted_type
+from perdure.stores.schema import OLDEST_SQLITE
+from perdure.stores.url import parse_sqlite_url
+
+OK, REFUSED = 0, 4
+LITTLE_ROOM = 200_000_000
+"""Free bytes below which a warning is due: a log and a checkpoint of a busy store take some tens of megabytes."""
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+EXTRAS = {"openai": "openai"}
+"""Extras by name, and the package each brings."""
+KEYS = ("OPENAI_API_KEY",)
+"""Variables a provider's client takes its key from."""
+_SAMPLE = "create table sample(n); insert into sample values(1)"
+
+Verdict = Literal["ok", "warn", "bad"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    next: str = ""
+
+
+async def examine(store: str, *, as_json: bool) -> int:
+    """Prints what was found. Returns 0, or 4 when something is bad: no run can be driven safely then."""
+    path, force_network = parse_sqlite_url(store)
+    file = Path(path).absolute()  # noqa: ASYNC240 - of the name alone
+    findings = [*_findings(file, force_network), await _store(store, file)]
+    for one in findings:
+        if as_json:
+            output.say_json(asdict(one))
+        else:
+            output.say(output.escaped(f"{one.verdict:<4}  {one.name:<14}  {one.found}"))
+            if one.next:
+                output.say(output.escaped(f"{'':<4}  {'':<14}  next: {one.next}"))
+    return REFUSED if any(one.verdict == "bad" for one in findings) else OK
+
+
+def _findings(path: Path, force_network: bool) -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield _sqlite()
+    yield from _directory(path.parent, force_network)
+    yield from _permissions(path)
+    yield from _extras()
+    yield _sandbox()
+    yield from _keys()
+
+
+def _sqlite() -> Finding:
+    version = apsw.sqlite_lib_version()
+    known = tuple(int(part) for part in version.split(".")[:3])
+    if known < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        return Finding("sqlite", "bad", f"{version}, which can lose commits", f"install apsw {oldest} or later")
+    threads = next((one for one in apsw.compile_options if one.startswith("THREADSAFE")), "THREADSAFE unknown")
+    return Finding("sqlite", "ok", f"{version} in apsw {apsw.apsw_version()}, {threads}")
+
+
+def _directory(folder: Path, force_network: bool) -> Iterator[Finding]:
+    if not folder.is_dir():
+        yield Finding("directory", "bad", f"{folder} is not there", "make it, or name a store elsewhere")
+        return
+    yield _file_system(folder.resolve(), force_network)
+    room = shutil.disk_usage(folder).free
+    verdict: Verdict = "ok" if room >= LITTLE_ROOM else "warn"
+    yield Finding("free space", verdict, f"{room / 1e9:.1f} GB", "" if verdict == "ok" else "free some")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield Finding("directory", "bad", f"{folder} cannot be written", "make it writable, or name a store elsewhere")
+        return
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".perdure-doctor-") as probe:
+            yield _locks(Path(probe, "lock"))
+            yield _shared_memory(Path(probe, "sample.db"))
+    except OSError as error:
+        yield Finding("directory", "bad", f"{folder}: {error}", "make it writable, or name a store elsewhere")
+
+
+def _file_system(folder: Path, force_network: bool) -> Finding:
+    kind = mounted_type(folder)
+    if kind in NETWORK_TYPES:
+        verdict: Verdict = "warn" if force_network else "bad"
+        return Finding("file system", verdict, f"{kind}, a network file system", "keep the store on a local disk")
+    if kind in IN_MEMORY:
+        return Finding("file system", "warn", f"{kind}: nothing outlives a power cut", "keep the store on a disk")
+    return Finding("file system", "ok", kind or "unknown: the system does not tell")
+
+
+def _locks(path: Path) -> Finding:
+    """Whether a lock of the operating system keeps a second one out, and goes with its descriptor."""
+    first, second = (os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600) for _ in range(2))
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(BlockingIOError):
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return Finding("locks", "bad", "a locked file could be locked again", "keep the store on a local disk")
+    except OSError as error:
+        return Finding("locks", "bad", f"files cannot be locked ({error})", "keep the store on a local disk")
+    finally:
+        os.close(first)
+        os.close(second)
+    return Finding("locks", "ok", "a lock keeps others out")
+
+
+def _shared_memory(path: Path) -> Finding:
+    """Whether two connections see each other's commits over a shared log."""
+    try:
+        writer, reader = apsw.Connection(str(path)), apsw.Connection(str(path))
+        mode = writer.pragma("journal_mode", "wal")
+        writer.execute(_SAMPLE)
+        seen = reader.execute("select n from sample").get
+        reader.close()
+        writer.close()
+    except apsw.Error as error:
+        return Finding("log", "bad", f"SQLite's log cannot be shared here ({error})", "keep the store on a local disk")
+    if (mode, seen) != ("wal", 1):
+        return Finding("log", "bad", f"SQLite refuses its log here (mode {mode})", "keep the store on a local disk")
+    return Finding("log", "ok", "commits are seen over the shared log")
+
+
+def _permissions(path: Path) -> Iterator[Finding]:
+    for file in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + ".drivers")):
+        with suppress(OSError):
+            open_to = stat.S_IMODE(file.stat().st_mode) & 0o077
+            if open_to:
+                found = f"{file.name} is open to others (mode {stat.S_IMODE(file.stat().st_mode):o})"
+                yield Finding("permissions", "warn", found, f"chmod go-rwx {file}")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, package in EXTRAS.items():
+        try:
+            yield Finding("extra", "ok", f"{extra}: {package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("extra", "ok", f"{extra}: not installed", f"to use it: pip install 'perdure[{extra}]'")
+
+
+def _sandbox() -> Finding:
+    return Finding("sandbox", "ok", "bubblewrap is " + ("there" if shutil.which("bwrap") else "not installed"))
+
+
+def _keys() -> Iterator[Finding]:
+    for name in KEYS:
+        yield Finding("key", "ok", f"{name} is {'set' if os.environ.get(name) else 'not set'}")
+
+
+async def _store(store: str, path: Path) -> Finding:
+    """What is in the store, as far as it opens for reading."""
+    if not path.exists():  # noqa: ASYNC240 - nothing else runs meanwhile
+        return Finding("store", "ok", f"{path} is not there yet; `perdure run` makes it")
+    from perdure.engine import Engine
+
+    problems: dict[str, PerdureError] = {}
+    try:
+        async with Engine.open(store, create=False, read_only=True) as engine:
+            runs = await engine.runs(problems=problems)
+    except PerdureError as error:
+        return Finding("store", "bad", f"{path}: {error.found}", error.next)
+    if problems:
+        return Finding(
+            "store", "bad", f"{path}: {len(problems)} damaged runs", "see `perdure list` and `perdure verify`"
+        )
+    held = sum(run["status"] == "running" for run in runs)
+    return Finding("store", "ok", f"{path}: {len(runs)} runs, {held} driven now, {_alive(path)} drivers alive")
+
+
+def _alive(path: Path) -> int:
+    folder = path.with_name(path.name + ".drivers")
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    drivers = [name for name in names if len(name) == 32 and "." not in name]
+    return sum(not driver_is_dead(folder, name) for name in drivers)

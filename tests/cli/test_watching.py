@@ -1,0 +1,197 @@
+"""watch, replay, doctor and completion, as processes."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.shell import Shell, ended, wait_until
+
+
+def rows(text: str) -> list[int]:
+    """The seqs of lines as `watch --json` and `history --json` print them."""
+    return [json.loads(line)["seq"] for line in text.splitlines()]
+
+
+def test_watch_shows_a_run_that_another_process_drives_to_its_end(shell: Shell) -> None:
+    shell.hold()
+    driver = shell.start("run", "booking.toml", "--input", "go", "--run-id", "R")
+    wait_until(lambda: shell.read("effects") == ["one"])
+    watcher = shell.start("watch", "R", "--json")
+    assert watcher.stdout is not None
+    assert json.loads(watcher.stdout.readline())["kind"] == "run_started"
+    shell.let_go()
+    watched = ended(watcher)
+    assert ended(driver).code == 0
+    assert watched.code == 0
+    assert [0, *rows(watched.out)] == rows(shell.history("R"))
+
+
+def test_a_watcher_that_left_rejoins_where_it_left_and_sees_each_event_once(shell: Shell) -> None:
+    shell.killed_in_a_booking("R")
+    events = len(shell.history("R").splitlines())
+    watcher = shell.start("watch", "R", "--json")
+    assert watcher.stdout is not None
+    first = "".join(watcher.stdout.readline() for _ in range(events))
+    watcher.send_signal(signal.SIGINT)
+    left = ended(watcher)
+    assert left.code == 130
+    assert f"perdure watch R --from {events}" in left.err
+    again = shell.start("watch", "R", "--from", str(events), "--json")
+    shell("resolve", "R", "1.0", "--happened", '"booked one"', "--resume", check=0)
+    rest = ended(again)
+    assert rest.code == 0
+    assert rows(first + left.out + rest.out) == rows(shell.history("R"))
+
+
+def test_a_watcher_outlasts_the_death_of_the_driver(shell: Shell) -> None:
+    """O17: it sees the resumed drive, and what the run waited for in between."""
+    shell.hold()
+    driver = shell.start("run", "booking.toml", "--input", "go", "--run-id", "R")
+    wait_until(lambda: shell.read("effects") == ["one"])
+    watcher = shell.start("watch", "R", "--json")
+    assert watcher.stderr is not None
+    driver.kill()
+    ended(driver)
+    assert "parked: needs_reconciliation" in watcher.stderr.readline()
+    shell.let_go()
+    shell("resolve", "R", "1.0", "--happened", '"booked one"', "--resume", check=0)
+    watched = ended(watcher)
+    assert watched.code == 0
+    assert rows(watched.out) == rows(shell.history("R"))
+
+
+def test_watching_takes_no_lease_and_ends_as_the_run_did(shell: Shell) -> None:
+    shell("run", "empty.toml", "--input", "x", "--run-id", "R")
+    shell("abandon", "R")
+    before = shell.history("R")
+    assert shell("watch", "R").code == 1
+    assert shell.history("R") == before
+    assert shell("watch", "none", check=2).err.startswith("error: run none: there is no such run")
+    assert "give 0 or more" in shell("watch", "R", "--from", "-1", check=2).err
+
+
+def test_watch_refuses_a_broken_chain(shell: Shell) -> None:
+    shell("run", "adding.toml", "--input", "x", "--run-id", "R", check=0)
+    store = sqlite3.connect(shell.folder / "perdure.db")
+    store.execute(
+        "update event set payload = cast(replace(cast(payload as text), 'three', 'seven') as blob) where kind = 'model_call_completed'"
+    )
+    store.commit()
+    store.close()
+    assert "commitment" in shell("watch", "R", check=4).err
+
+
+def test_replay_shows_a_run_as_it_was_at_an_event_without_calling_anything(shell: Shell) -> None:
+    """R-116: folded from the record alone."""
+    shell("run", "booking.toml", "--input", "go", "--run-id", "R", check=0)
+    asked, effects, before = shell.read("asked"), shell.read("effects"), shell.history("R")
+    for name in ("my_models.py", "my_tools.py", "booking.toml"):
+        (shell.folder / name).unlink()
+    last = shell("replay", "R", "--json", check=0).record
+    shown = shell("show", "R", "--json", check=0).record
+    at = last.pop("at")
+    assert at["seq"] == shown["events"] - 1
+    assert last.pop("lease") == {"held": False, "epoch": 1}
+    shown.pop("lease")
+    assert last == shown
+    intent = next(json.loads(line)["seq"] for line in before.splitlines() if "tool_call_requested" in line)
+    then = shell("replay", "R", "--to", str(intent), "--json", check=0).record
+    assert (then["status"], then["events"], then["usage"]["tool_calls"]) == ("running", intent + 1, 1)
+    assert [call["tool"] for call in then["open_calls"]] == ["book"]
+    assert f"as of event {intent} of" in shell("replay", "R", "--to", str(intent), check=0).out
+    assert (shell.read("asked"), shell.read("effects"), shell.history("R")) == (asked, effects, before)
+
+
+@pytest.mark.parametrize("seq", ["-1", "99"])
+def test_replay_to_an_event_that_is_not_there_is_refused(shell: Shell, seq: str) -> None:
+    shell("run", "adding.toml", "--input", "x", "--run-id", "R", check=0)
+    assert f"has no event {seq}" in shell("replay", "R", "--to", seq, check=2).err
+
+
+def findings(shell: Shell, *arguments: str, check: int = 0) -> dict[str, dict[str, str]]:
+    return {one["name"]: one for one in shell("doctor", *arguments, "--json", check=check).lines}
+
+
+def test_doctor_finds_a_sound_machine_and_makes_no_file(shell: Shell) -> None:
+    before = sorted(path.name for path in shell.folder.iterdir())
+    found = findings(shell)
+    assert {one["verdict"] for one in found.values()} <= {"ok", "warn"}
+    assert {"python", "sqlite", "file system", "free space", "locks", "log", "store", "sandbox", "key"} <= set(found)
+    assert "not there yet" in found["store"]["found"]
+    assert sorted(path.name for path in shell.folder.iterdir() if path.name != "__pycache__") == before
+
+
+def test_doctor_tells_keys_by_name_only(shell: Shell) -> None:
+    shell.environment["OPENAI_API_KEY"] = "sk-very-secret-1234"
+    said = shell("doctor", check=0).out + shell("doctor", "--json", check=0).out
+    assert "OPENAI_API_KEY is set" in said
+    assert "secret" not in said
+    assert "19" not in said.partition("OPENAI_API_KEY")[2].splitlines()[0]
+
+
+def test_doctor_counts_runs_and_drivers_and_says_who_may_read_the_store(shell: Shell) -> None:
+    shell.hold()
+    driver = shell.start("run", "booking.toml", "--input", "go", "--run-id", "R")
+    wait_until(lambda: shell.read("effects") == ["one"])
+    (shell.folder / "perdure.db").chmod(0o644)
+    found = findings(shell)
+    assert found["store"]["found"].endswith("1 runs, 1 driven now, 1 drivers alive")
+    assert (found["permissions"]["verdict"], found["permissions"]["next"][:5]) == ("warn", "chmod")
+    driver.kill()
+    ended(driver)
+    assert findings(shell)["store"]["found"].endswith("1 runs, 0 driven now, 0 drivers alive")
+
+
+def test_doctor_calls_a_foreign_file_or_a_folder_that_cannot_be_written_bad(shell: Shell) -> None:
+    shell.write("perdure.db", "no store of ours, but a file of somebody's, long enough to be looked at" * 20)
+    assert findings(shell, check=4)["store"]["verdict"] == "bad"
+    locked = shell.folder / "locked"
+    locked.mkdir(mode=0o555)
+    done = shell("doctor", "--store", f"sqlite:{locked}/runs.db", "--json", check=4, file_modes_hold=True)
+    found = {one["name"]: one for one in done.lines}
+    assert found["directory"]["verdict"] == "bad"
+    missing = findings(shell, "--store", f"sqlite:{shell.folder}/nowhere/runs.db", check=4)
+    assert missing["directory"]["verdict"] == "bad"
+    assert not (shell.folder / "nowhere").exists()
+
+
+def completed(shell: Shell, words: str, at: int) -> list[str]:
+    environment = shell.environment | {
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(at),
+        "_PERDURE_COMPLETE": "complete_bash",
+    }
+    perdure = Path(sys.executable).with_name("perdure")
+    done = subprocess.run(
+        [str(perdure)], cwd=shell.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_shell_is_offered_verbs_and_ids_of_runs(shell: Shell) -> None:
+    assert completed(shell, "perdure show x", 2) == []
+    for run_id in ("apples", "apple_pie", "pears"):
+        shell("run", "adding.toml", "--input", "x", "--run-id", run_id, check=0)
+    assert completed(shell, "perdure wa", 1) == ["watch"]
+    assert completed(shell, "perdure show app", 2) == ["apple_pie", "apples"]
+    assert completed(shell, "perdure resume apple_", 2) == ["apple_pie"]
+    shell.write("perdure.db", "damaged")
+    assert completed(shell, "perdure show app", 2) == []
+
+
+def test_the_shells_script_is_shown(shell: Shell) -> None:
+    shown = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m perdure.cli --show-completion bash"],
+        cwd=shell.folder,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "_PERDURE_COMPLETE" in shown.stdout, shown.stderr
