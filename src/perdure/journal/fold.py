@@ -102,6 +102,10 @@ class RunState:
         self.open: dict[str, OpenCall] = {}
         self._asked: set[str] = set()
         """Every call with an intent, answered or not."""
+        self.unknown: dict[str, OpenCall] = {}
+        """Calls that were closed with an unknown outcome."""
+        self.late: dict[str, ev.LateResultObserved] = {}
+        """Values of attempts that were left behind, until the model has been told."""
         self.reserved: set[str] = set()
         """Calls of an accepted batch that have no intent yet."""
         self.waiting: dict[str, ev.Suspended | ev.SleepStarted] = {}
@@ -157,6 +161,8 @@ class RunState:
             return f"call {call} is answered but not open"
         if isinstance(event, ev.ModelCallRequested | ev.ToolCallRequested) and call in self._asked:
             return f"call {call} is asked for twice"
+        if isinstance(event, ev.LateResultObserved) and call not in self._asked:
+            return f"call {call} ended late but was never asked for"
         if isinstance(event, ev.Resumed | ev.Woken) and call not in self.waiting:
             return f"nothing waits at {call}"
         return None
@@ -218,6 +224,10 @@ class RunState:
     def doubts(self) -> list[OpenCall]:
         """Writes that may have happened and are not settled, by place."""
         return [call for call in self.open.values() if call.in_doubt]
+
+    def settled_late(self) -> list[tuple[OpenCall, ev.LateResultObserved]]:
+        """Calls whose unknown outcome a late result has settled, and of which the model has not been told."""
+        return [(self.unknown[call], late) for call, late in self.late.items() if call in self.unknown]
 
     def index_row_fields(self) -> tuple[str, str, str | None, str | None, int | None]:
         """Agent, phase, terminal reason, kind of park, wake time: what a list shows without reading journals."""
@@ -302,11 +312,21 @@ def _attempt_started(state: RunState, event: ev.AttemptStarted, envelope: Envelo
 
 
 def _tool_settled(state: RunState, event: ev.ToolCallCompleted | ev.ToolCallFailed, envelope: Envelope) -> None:
-    state.open.pop(event.call)
+    call = state.open.pop(event.call)
+    if isinstance(event, ev.ToolCallFailed) and event.reason == "unknown":
+        state.unknown[event.call] = call
+
+
+def _late_result(state: RunState, event: ev.LateResultObserved, envelope: Envelope) -> None:
+    # An error settles nothing: it may come of having been told to stop.
+    if event.reason is None:
+        state.late[event.call] = event
 
 
 def _tool_refused(state: RunState, event: ev.ToolCallRefused, envelope: Envelope) -> None:
     state.reserved.discard(event.call)
+    if event.about is not None:
+        state.late.pop(event.about, None)
 
 
 def _effect_resolved(state: RunState, event: ev.EffectResolved, envelope: Envelope) -> None:
@@ -379,6 +399,7 @@ _CASES: dict[type[ev.Event], Case] = {
     ev.ToolCallCompleted: _tool_settled,
     ev.ToolCallFailed: _tool_settled,
     ev.ToolCallRefused: _tool_refused,
+    ev.LateResultObserved: _late_result,
     ev.EffectResolved: _effect_resolved,
     ev.Suspended: _waits,
     ev.Resumed: _goes_on,
