@@ -175,7 +175,7 @@ async def test_a_loop_that_returns_while_a_background_task_still_asks_is_an_erro
             await run.wait()
         assert (stopped.value.calls, stopped.value.__cause__) == (("1",), None)
         left[0].cancel()
-        await asyncio.wait(left)
+        await asyncio.gather(*left, return_exceptions=True)
         assert (await engine.outcome(RUN)).status == "idle"
         assert kinds(await engine.journal(RUN))[-1] == "model_call_requested"
         again = await (await engine.resume(RUN, agent_of(loop=loop), model=script(END))).wait()
@@ -200,7 +200,7 @@ async def test_a_loop_that_raises_while_a_write_is_under_way_leaves_it_in_doubt_
         assert isinstance(stopped.value.__cause__, ValueError)
         assert (stopped.value.calls, stopped.value.exit_code) == (("1.0",), 4)
         left[0].cancel()
-        await asyncio.wait(left)
+        await asyncio.gather(*left, return_exceptions=True)
         outcome = await engine.outcome(RUN)
         assert outcome.park is not None
         assert outcome.park.kind == "needs_reconciliation"
