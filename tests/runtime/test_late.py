@@ -26,7 +26,7 @@ from tests.runtime.runs import (
     state_of,
 )
 
-from perdure import CallContext, Sleep, ToolFailed, Unknown, tool
+from perdure import CallContext, Limits, Sleep, ToolFailed, Unknown, tool
 from perdure.journal import events as ev
 from perdure.journal.render import line
 from perdure.prompting import texts
@@ -289,6 +289,30 @@ async def test_what_ends_after_the_run_changes_nothing(blocking: bool, tmp_path:
         await asyncio.sleep(0.1)
         assert await engine.journal(RUN) == journal
     assert kinds(journal)[-1] == "run_completed"
+
+
+@both
+async def test_what_ends_after_the_run_parked_changes_nothing_and_what_still_goes_on_holds_the_next_drive_back(
+    blocking: bool, tmp_path: Path
+) -> None:
+    """H26, O10: the next drive is of the same process, and looks before it asks for the same again."""
+    pay, spare = late("write", blocking), calls(("look", {}))
+    agent = agent_of(pay, look, release, limits=Limits(max_model_turns=1))
+    replies = [PAY, spare, PAY, calls(("release", {})), PAY, END]
+    async with opened(tmp_path) as engine:
+        assert (await (await started(engine, agent, script(*replies))).wait()).status == "parked"
+        await engine.limit(RUN, max_model_turns=3)
+        assert (await (await engine.resume(RUN, agent, model=script(*replies))).wait()).status == "parked"
+        journal = await engine.journal(RUN)
+        assert [(one.call, one.reason) for one in only(journal, ev.ToolCallRefused)] == [("3.0", "still_going")]
+        go_on.set()
+        await asyncio.to_thread(waited_for, lambda: "paid 5" in acts)
+        await asyncio.sleep(0.1)
+        assert await engine.journal(RUN) == journal
+        await engine.limit(RUN, max_model_turns=9)
+        assert (await (await engine.resume(RUN, agent, model=script(*replies))).wait()).output == "Done."
+        # The read lifted the doubt, and nothing is still going.
+        assert only(await engine.journal(RUN), ev.ToolCallRequested)[-1].call == "5.0"
 
 
 @both

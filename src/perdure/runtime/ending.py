@@ -50,7 +50,7 @@ async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
         if drive.latch is None:
             _end_in_success(drive, output)
     finally:
-        drive.left_behind.clear()
+        drive.over = True
     await _after(drive)
 
 

@@ -139,8 +139,8 @@ def _leave_behind(drive: Drive, work: Work, number: int, rest: "asyncio.Future[o
     drive.left_behind[place] = fingerprint(work.tool, work.arguments)
 
     def ended(rest: "asyncio.Future[object]") -> None:
-        driven = drive.left_behind.pop(place, None) is not None and not isinstance(drive.latch, RefusedError)
-        if driven and drive.state.end is None and not rest.cancelled():
+        del drive.left_behind[place]
+        if not (rest.cancelled() or drive.over or isinstance(drive.latch, RefusedError)):
             # Called by the event loop, which has no use for the signal of a drive that is stopping.
             with suppress(RefusedError, Parked):
                 drive.note(_late(work, number, _result_of(work, rest)))
