@@ -31,7 +31,7 @@ from perdure.journal import events as ev
 from perdure.journal.render import line
 from perdure.prompting import texts
 from perdure.testing.replies import calls, text
-from perdure.testing.sweeping import lasting
+from perdure.testing.sweeping import lasting, sweep
 
 END = text("Done.")
 LIMIT_S = 0.05
@@ -248,6 +248,30 @@ async def test_a_late_read_is_recorded_and_holds_nothing_back() -> None:
     assert only(run.envelopes, ev.LateResultObserved)[0].output == "receipt 7"
     assert only(run.envelopes, ev.ToolCallRequested)[-1].call == "3.0"
     assert only(run.envelopes, ev.ToolCallRefused) == []
+
+
+class Held:
+    """A world in which a late call is held anew in each drive."""
+
+    def snapshot(self) -> Any:
+        return None
+
+    def restore(self, snapshot: Any) -> None:
+        go_on.clear()
+
+    def effects(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.slow
+async def test_a_run_with_a_late_result_is_cut_everywhere_and_ends_the_same(tmp_path: Path) -> None:
+    """H26, S-014: a late result belongs to the drive it fell into, so one more or less is no difference."""
+    agent = agent_of(late("read", True), release)
+    replies = [PAY, calls(("release", {})), END]
+    report = await sweep(agent, lambda: script(*replies), "the task", Held(), directory=tmp_path)
+    assert report.problems == []
+    assert count(report.recording.envelopes, "late_result_observed") == 1
+    assert len(report.cuts) > 10
 
 
 async def test_an_earlier_attempt_that_ends_late_does_not_take_the_place_of_the_later_ones_result() -> None:
