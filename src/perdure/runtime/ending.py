@@ -29,8 +29,8 @@ async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
     """Drives the loop until the run ends or parks, and records the end.
 
     Raises:
-        RefusedError: the drive was refused (divergence, a lost lease, a failed store), or its loop stopped inside a call
-            of its own; nothing more was recorded.
+        RefusedError: the drive was refused (divergence, a lost lease, a failed store), or its loop stopped inside a
+            call of its own; nothing more was recorded.
         asyncio.CancelledError: the process is going down; the run stays as recorded.
     """
     context = RunContext(drive)
