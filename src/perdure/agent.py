@@ -17,7 +17,7 @@ import msgspec
 
 from perdure.contracts.agents import ANSWER_TOOL, AgentSpec, Settings
 from perdure.contracts.contract import JsonObject, JsonValue
-from perdure.contracts.limits import Limits, Policy, Price, limit_problems
+from perdure.contracts.limits import LARGEST, Limits, Policy, Price, limit_problems
 from perdure.contracts.messages import Effect, ToolDescriptor
 from perdure.errors import AnswerToolNameTakenError, ConfigurationError, ToolDefinitionError
 from perdure.ports import ModelClient, Tool
@@ -273,11 +273,20 @@ def _check_limits(limits: object, price: object, where: str) -> None:
 def _checked_record(value: Any, kind: Any, name: str, where: str) -> Any:
     if not isinstance(value, kind):
         raise ConfigurationError(f"{name} is {value!r:.80}", where=where, next=f"give {kind.__name__}(...)")
+    fields = msgspec.structs.asdict(value)
     try:
         # A record made in Python has unchecked fields.
-        return msgspec.convert(msgspec.structs.asdict(value), kind, strict=True)
+        checked = msgspec.convert(fields, kind, strict=True)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{name}: {error}", where=where, next="give a value of that type") from error
+    for field_name, number in fields.items():
+        if isinstance(number, int) and abs(number) > LARGEST:
+            raise ConfigurationError(
+                f"{name}: {field_name} is a whole number of {number.bit_length()} bits",
+                where=where,
+                next="give one within 64 bits",
+            )
+    return checked
 
 
 def _check_labels(labels: Mapping[str, str], where: str) -> None:

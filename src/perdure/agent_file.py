@@ -127,6 +127,8 @@ def _parsed(path: Path) -> AgentFile:
         table = tomllib.loads(_text(path, str(path)))
     except tomllib.TOMLDecodeError as error:  # its message ends with the line and the column
         raise ConfigurationError(f"it is no TOML: {error}", where=str(path), next="correct that line") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, tables nested without end
+        raise ConfigurationError(f"it cannot be read: {error}", where=str(path), next="write it smaller") from error
     _refuse_unknown_keys(table, path)
     try:
         return msgspec.convert(table, AgentFile, strict=True)
@@ -220,7 +222,7 @@ def _imported(ref: str, folder: Path, where: str) -> Any:
         found: Any = importlib.import_module(name)
     except PerdureError:
         raise  # a tool of the module cannot be defined: the error says which
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # a module's own end must not end this process unsaid
         raise ConfigurationError(
             f"importing {name} failed: {type(error).__name__}: {error!s:.300}",
             where=where,

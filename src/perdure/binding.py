@@ -35,9 +35,17 @@ class Binding:
 
 
 def checked_run_id(run_id: str) -> str:
-    """The id, once it can name a run."""
-    if not _RUN_ID.fullmatch(run_id):
-        raise UsageError(f"the run id {run_id!r:.80} cannot be used", next="use 1 to 64 of A-Z a-z 0-9 . _ -")
+    """The id, once it can name a run: on a command line, where one that begins with `-` is an option, and in paths,
+    where `.` and `..` are other folders.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _RUN_ID.fullmatch(run_id) or run_id in (".", "..") or run_id.startswith("-"):
+        raise UsageError(
+            f"the run id {run_id!r:.80} cannot be used",
+            next="use 1 to 64 of A-Z a-z 0-9 . _ - and no `-` in front; `.` and `..` name folders",
+        )
     return run_id
 
 

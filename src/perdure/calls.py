@@ -89,6 +89,7 @@ class CallContext:
     deadline: datetime | None
     """When the call times out (UTC); None without a time limit."""
     _given_up: _Flag = field(default_factory=_Flag, repr=False)
+    _left: "list[asyncio.Future[object]]" = field(default_factory=list, repr=False, compare=False)
 
     @property
     def cancelled(self) -> bool:
@@ -98,6 +99,16 @@ class CallContext:
     def give_up(self) -> None:
         """Marks the call as given up; the runtime's to call."""
         self._given_up.raised = True
+
+    def leave(self, work: "asyncio.Future[object]") -> None:
+        """Says that the call's work goes on although it was cancelled (a thread cannot be stopped); the future is done
+        when that ends. A tool's adapter calls it."""
+        self._left.append(work)
+
+    @property
+    def left(self) -> "asyncio.Future[object] | None":
+        """The work that goes on after a cancel, if any; for the runtime to look at."""
+        return self._left[-1] if self._left else None
 
     async def run(self, argv: Sequence[str], *, timeout: float | None = None) -> ProcessResult:
         """Runs a program in a process group of its own, which is ended when the call ends, is cancelled, or `timeout`

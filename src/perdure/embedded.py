@@ -47,7 +47,8 @@ async def run_embedded(
     """Drives an agent over a list until it ends or parks. `recorded` is a run to go on with; its input wins.
 
     Raises:
-        RefusedError: the recorded events are damaged, or the agent asks for something else than they hold.
+        RefusedError: the recorded events are damaged, the agent asks for something else than they hold, or its loop
+            stopped inside a call.
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     sink = ListJournal()

@@ -15,6 +15,7 @@ PerdureError
 │   ├── DefinitionChangedError the agent is not the one the run started with
 │   ├── MalformedJournalError  damage, a gap or a broken chain
 │   ├── PayloadErasedError     replay reached a payload that was erased
+│   ├── LoopStoppedError       the loop raised or returned while a call of its own was open
 │   └── StoreError             the store cannot be used, or failed
 ├── ValueFormError             a value with no agreed JSON form
 ├── CallFailedError            an inline call (`RunContext.do`) that failed or whose outcome is unknown
@@ -145,6 +146,21 @@ class PayloadErasedError(RefusedError):
     """Replay reached a payload that was erased."""
 
     code = "payload_erased"
+
+
+class LoopStoppedError(RefusedError):
+    """The loop raised or returned while a call of its own was open: what became of that call is not known, so no end
+    was recorded. What the loop raised, if anything, is the cause; `calls` names the open calls."""
+
+    code = "loop_stopped"
+
+    def __init__(self, run_id: str, calls: tuple[str, ...], found: str) -> None:
+        self.calls = calls
+        super().__init__(
+            f"{found} while a call of its own was open: {', '.join(calls)}",
+            where=f"run {run_id}",
+            next="await every call in the loop, then resume the run",
+        )
 
 
 class StoreError(RefusedError):

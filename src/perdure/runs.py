@@ -79,7 +79,8 @@ class Run:
         """The outcome once this process stops driving the run: ended, or parked.
 
         Raises:
-            RefusedError: the drive was refused; the run is as it was.
+            RefusedError: the drive was refused, or its loop stopped inside a call (`LoopStoppedError`); the run is
+                as it was.
         """
         driving = self._present()
         if driving is None:

@@ -1,6 +1,9 @@
 """What is written wrongly or refused: a typed error, the right exit code, and everything as it was."""
 
+import json
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 from tests.cli.shell import Shell
@@ -21,6 +24,11 @@ BAD_AGENTS = {
     GOOD + "batch = = 1\n": ("configuration", "line 4, column 9"),
     GOOD.replace("my_models:adding", "nobody:model"): ("configuration", "nobody"),
     GOOD.replace("my_models:adding", "my_models:nothing"): ("configuration", "nothing"),
+    GOOD + f"[limits]\nmax_total_tokens = {2**63}\n": ("configuration", "max_total_tokens"),
+    GOOD + f"[limits]\nmax_total_tokens = {'9' * 5000}\n": ("configuration", "cannot be read"),
+    GOOD + f"[settings]\nseed = {-(2**64)}\n": ("configuration", "seed"),
+    GOOD + f"[price]\ninput = {10**30}\noutput = 1\n": ("configuration", "input is a whole number of 100 bits"),
+    GOOD + f"x = {'[' * 5000}\n": ("configuration", "cannot be read"),
 }
 
 
@@ -35,6 +43,48 @@ def test_an_agent_that_cannot_be_used_exits_2_naming_the_thing_and_leaves_no_run
         assert refused.error["next"], agent
         assert refused.out == ""
     assert shell("show", "R", "--json", check=2).error["code"] == "unknown"
+
+
+@pytest.mark.parametrize("ends", ["KeyboardInterrupt", "SystemExit(0)"])
+@pytest.mark.parametrize("part", ["tools", "model"])
+def test_a_module_that_ends_the_process_when_it_is_imported_is_named(ends: str, part: str, shell: Shell) -> None:
+    """C16: the command must not end as if somebody had interrupted it, nor as if all were well."""
+    shell.write("leaving.py", f"raise {ends}\n")
+    good = {"tools": GOOD.replace("my_tools:add", "leaving:x"), "model": GOOD.replace("my_models:adding", "leaving:x")}
+    shell.write("bad.toml", good[part])
+    refused = shell("run", "bad.toml", "--input", "x", "--json", check=2)
+    assert refused.error["code"] == "configuration"
+    assert f"importing leaving failed: {ends.partition('(')[0]}" in refused.error["message"]
+
+
+def test_in_a_directory_that_is_gone_every_command_says_so_and_exits_2(shell: Shell) -> None:
+    """C16."""
+    gone = shell.folder / "gone"
+    for argv in (("run", "a.toml", "--input", "x"), ("list",), ("resume", "R"), ("verify",)):
+        gone.mkdir()
+        program = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); os.execv(sys.executable, sys.argv[2:])"
+        command = [sys.executable, "-c", program, str(gone), sys.executable, "-m", "perdure.cli", *argv, "--json"]
+        done = subprocess.run(
+            command, env=shell.environment, cwd=shell.folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        error = json.loads(done.stderr)["error"]
+        assert error["found"] == "the working directory is no longer there", argv
+        assert error["next"]
+
+
+@pytest.mark.parametrize("run_id", [".", "..", "--", "-R", "a/b", "", "a" * 65, "é"])
+def test_an_id_that_is_an_option_or_another_folder_names_no_run(run_id: str, shell: Shell) -> None:
+    """S-042, S-077."""
+    refused = shell(*RUN, f"--run-id={run_id}", "--json", check=2)
+    assert refused.error["code"] == "usage", refused
+    assert "cannot be used" in refused.error["message"]
+    assert list(shell.folder.glob("perdure.db*")) == []
+
+
+def test_an_id_with_dots_and_dashes_inside_names_a_run(shell: Shell) -> None:
+    for run_id in ("...", "_-.", ".a", "a-", "a" * 64):
+        assert shell(*RUN, "--run-id", run_id, "--json", check=0).record["run_id"] == run_id
 
 
 RUN = ("run", "adding.toml", "--input", "x")

@@ -77,9 +77,8 @@ def test_watching_takes_no_lease_and_ends_as_the_run_did(shell: Shell) -> None:
 def test_watch_refuses_a_broken_chain(shell: Shell) -> None:
     shell("run", "adding.toml", "--input", "x", "--run-id", "R", check=0)
     store = sqlite3.connect(shell.folder / "perdure.db")
-    store.execute(
-        "update event set payload = cast(replace(cast(payload as text), 'three', 'seven') as blob) where kind = 'model_call_completed'"
-    )
+    changed = "cast(replace(cast(payload as text), 'three', 'seven') as blob)"
+    store.execute(f"update event set payload = {changed} where kind = 'model_call_completed'")
     store.commit()
     store.close()
     assert "commitment" in shell("watch", "R", check=4).err

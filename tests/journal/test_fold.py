@@ -62,6 +62,7 @@ def model(call: str, usage: Usage | None = None) -> list[ev.Event]:
         pytest.param([HEAD, *model("1"), ev.ModelCallRequested("1", "p:m", "t")], id="a turn asked for again"),
         pytest.param([HEAD, ev.AttemptStarted("1.0", 2, "recovery")], id="an attempt at nothing"),
         pytest.param([HEAD, ev.EffectResolved("1.0", "happened")], id="a verdict on nothing"),
+        pytest.param([HEAD, ev.LateResultObserved("1.0", 1, 7)], id="a late result of nothing"),
         pytest.param([HEAD, ev.Resumed("1.0", 1)], id="an answer nobody waits for"),
         pytest.param([HEAD, ev.Woken("1.0")], id="woken without a sleep"),
         pytest.param([HEAD, ev.SleepStarted("1.0", 5, 1), ev.Woken("1.0"), ev.Woken("1.0")], id="woken twice"),
@@ -171,6 +172,21 @@ def test_a_dangling_write_is_a_doubt_until_somebody_settles_it() -> None:
 def test_a_dangling_read_or_idempotent_call_is_no_doubt(effect: Effect) -> None:
     """S-064."""
     assert state(HEAD, START, tool("1.0", effect)).park() is None
+
+
+def test_a_late_value_settles_an_unknown_outcome_until_the_model_is_told_and_costs_nothing() -> None:
+    """H26, O10: a late error settles nothing, nor does a value of a call that another attempt has answered."""
+    lost = [HEAD, tool("1.0", Effect.WRITE), ev.ToolCallFailed("1.0", "unknown", "late", "late")]
+    value, error = ev.LateResultObserved("1.0", 1, 7), ev.LateResultObserved("1.0", 1, None, "handler", "no")
+    known = state(*lost, value)
+    assert [(call.call, late) for call, late in known.settled_late()] == [("1.0", value)]
+    assert (known.doubts(), known.open, known.spent.tool_calls) == ([], {}, 1)
+    assert state(*lost, error).settled_late() == []
+    assert state(*lost, value, ev.ToolCallRefused("2.0", "t", "ended_late", "x", None, "1.0")).settled_late() == []
+    assert state(*lost, value, ev.ToolCallRefused("2.0", "t", "still_going", "x")).settled_late() != []
+    answered = [HEAD, tool("1.0", Effect.IDEMPOTENT), value, ev.ToolCallCompleted("1.0", 8)]
+    assert state(*answered).settled_late() == []
+    assert [call.call for call, _ in state(*lost[:2], value, lost[2]).settled_late()] == ["1.0"]
 
 
 def test_a_new_attempt_at_a_settled_write_puts_it_in_doubt_again() -> None:

@@ -103,6 +103,13 @@ async def test_usage_the_server_does_not_report_is_unknown() -> None:
         assert (await turn_of(model, asked())).usage == Usage()
 
 
+async def test_usage_that_is_no_count_within_64_bits_is_unknown() -> None:
+    """R-148: it says nothing, and the reply is not lost for it."""
+    async with talking([Reply("a", usage=Usage(10**30, 2**63 - 1, -1))]) as (_, model):
+        turn = await turn_of(model, asked())
+    assert (turn.text, turn.usage) == ("a", Usage(None, 2**63 - 1, None, 0))
+
+
 async def test_broken_arguments_are_a_fault_of_the_call_and_go_back_as_an_object() -> None:
     """H11, H13, H04: what goes back to the provider is valid JSON, under an id of our own."""
     script = [calls(ScriptedCall("read", '{"path": "ha', "same"), ScriptedCall("ping", '["x"]', "same")), text("ok")]

@@ -29,6 +29,7 @@ from perdure import (
     ConfigurationError,
     DivergedError,
     Limits,
+    LoopStoppedError,
     ModelError,
     Notice,
     NoticeKind,
@@ -155,23 +156,35 @@ async def test_after_a_cut_off_ask_replay_asks_no_model_twice_and_does_not_diver
     assert nobody.requests == []
 
 
-async def test_a_loop_that_returns_while_a_background_task_still_asks_records_no_end() -> None:
+async def test_a_loop_that_returns_while_a_background_task_still_asks_is_an_error_and_records_no_end(
+    tmp_path: Path,
+) -> None:
     """S-011, R-098: a resume settles the open call first."""
     left: list[asyncio.Task[Any]] = []
 
     async def loop(ctx: RunContext, task: str) -> Any:
+        if left:
+            return (await ask(ctx)).text
         left.append(asyncio.create_task(ask(ctx)))
         await asyncio.sleep(BLINK)
         return "early"
 
-    run = await embedded(agent_of(loop=loop), slow(END))
-    left[0].cancel()
-    await asyncio.wait(left)
-    assert run.outcome.status == "idle"
-    assert kinds(run.envelopes)[-1] == "model_call_requested"
+    async with opened(tmp_path) as engine:
+        run = await started(engine, agent_of(loop=loop), slow(END))
+        with pytest.raises(LoopStoppedError, match="the loop returned while a call of its own was open: 1") as stopped:
+            await run.wait()
+        assert (stopped.value.calls, stopped.value.__cause__) == (("1",), None)
+        left[0].cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        assert (await engine.outcome(RUN)).status == "idle"
+        assert kinds(await engine.journal(RUN))[-1] == "model_call_requested"
+        again = await (await engine.resume(RUN, agent_of(loop=loop), model=script(END))).wait()
+        assert again.output == "Done."
 
 
-async def test_a_loop_that_raises_while_a_write_is_under_way_leaves_it_in_doubt(tmp_path: Path) -> None:
+async def test_a_loop_that_raises_while_a_write_is_under_way_leaves_it_in_doubt_and_its_error_is_named(
+    tmp_path: Path,
+) -> None:
     """S-011, R-098, O10."""
     left: list[asyncio.Task[Any]] = []
 
@@ -182,9 +195,13 @@ async def test_a_loop_that_raises_while_a_write_is_under_way_leaves_it_in_doubt(
 
     async with opened(tmp_path) as engine:
         agent = agent_of(hang, loop=loop)
-        outcome = await (await started(engine, agent, script(calls(("hang", {}))))).wait()
+        with pytest.raises(LoopStoppedError, match="the loop raised ValueError: early") as stopped:
+            await (await started(engine, agent, script(calls(("hang", {}))))).wait()
+        assert isinstance(stopped.value.__cause__, ValueError)
+        assert (stopped.value.calls, stopped.value.exit_code) == (("1.0",), 4)
         left[0].cancel()
-        await asyncio.wait(left)
+        await asyncio.gather(*left, return_exceptions=True)
+        outcome = await engine.outcome(RUN)
         assert outcome.park is not None
         assert outcome.park.kind == "needs_reconciliation"
         assert kinds(await engine.journal(RUN))[-1] == "tool_call_requested"

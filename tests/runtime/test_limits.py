@@ -22,7 +22,8 @@ from tests.runtime.runs import (
     state_of,
 )
 
-from perdure.contracts.limits import Limits, Price
+from perdure.contracts.limits import Limits, Price, add_known, cost_of
+from perdure.contracts.messages import Usage
 from perdure.engine import Engine
 from perdure.errors import InvalidAnswerError, PerdureError, UsageError
 from perdure.journal import events as ev
@@ -473,6 +474,14 @@ async def test_money_is_whole_microunits_rounded_up() -> None:
     run = await embedded(agent_of(price=Price(input=1, output=1)), script(Reply(text="Done.")))
     assert run.outcome.usage.cost_microunits == 1
     assert run.outcome.usage.currency == "USD"
+
+
+def test_sums_stop_at_what_64_bits_hold() -> None:
+    """S-063: a price or count beyond reason makes no number that readers of a journal cannot hold."""
+    most = 2**63 - 1
+    assert cost_of(Usage(most, most), Price(most, most)) == most
+    assert add_known(most, most) == most
+    assert add_known(most, None) is None
 
 
 async def test_a_limit_can_be_changed_while_the_run_is_driven_here(tmp_path: Path) -> None:

@@ -207,6 +207,17 @@ def test_usage_nobody_reported_is_unknown() -> None:
     assert turn_of(TextDelta("a"), TurnDone(StopReason.END)).usage == Usage(None, None, None, None)
 
 
+@pytest.mark.parametrize("count", [2**63, 10**30, -1, True, 1.5, "7"])
+def test_usage_that_is_no_count_within_64_bits_is_a_fault(count: Any) -> None:
+    """R-148, R-152: what a client reports is recorded, and must be readable."""
+    for field in ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"):
+        fault = fault_of(UsageReport(Usage(**{field: count})), TurnDone(StopReason.END))
+        assert (fault.kind, fault.usage) == ("protocol", None)
+        assert field in str(fault)
+    whole = Usage(2**63 - 1, 0, None, 0)
+    assert turn_of(UsageReport(whole), TurnDone(StopReason.END)).usage == whole
+
+
 # Ends
 
 

@@ -1,5 +1,6 @@
 """Where the process begins and ends: every error becomes a message and an exit code."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -30,7 +31,18 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return failure.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the outermost place: what nobody foresaw is reported, as JSON if asked
+        if isinstance(error, FileNotFoundError) and not _stands_somewhere():
+            gone = UsageError("the working directory is no longer there", next="change to one that is")
+            return failure.report(gone, as_json=as_json)
         return failure.report_unexpected(error, as_json=as_json)
+
+
+def _stands_somewhere() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib costs every start of a command more than this is worth
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _command(argv: Sequence[str]) -> int:

@@ -27,6 +27,10 @@ LIMIT_NAMES = (
 )
 
 
+LARGEST = 2**63 - 1
+"""The largest number that is recorded: what JSON readers agree on. Sums stop there."""
+
+
 class Limits(Contract, frozen=True):
     """What a run may use in all, over every drive and restart. None means no limit. Zero is refused at start."""
 
@@ -113,15 +117,16 @@ def _default(name: str) -> object:
 
 
 def add_known(a: int | None, b: int | None) -> int | None:
-    """The sum, unknown when either is unknown."""
-    return None if a is None or b is None else a + b
+    """The sum, unknown when either is unknown, at most what 64 bits hold."""
+    return None if a is None or b is None else min(a + b, LARGEST)
 
 
 def cost_of(usage: Usage, price: Price | None) -> int | None:
-    """Micro-units for one model call, rounded up to a whole one; None when price or usage is unknown."""
+    """Micro-units for one model call, rounded up to a whole one and at most what 64 bits hold; None when price or usage
+    is unknown."""
     if price is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
     cached = usage.cached_tokens or 0
     cached_price = price.input if price.cached_input is None else price.cached_input
     exact = (usage.input_tokens - cached) * price.input + cached * cached_price + usage.output_tokens * price.output
-    return -(-exact // 1_000_000)
+    return min(-(-exact // 1_000_000), LARGEST)

@@ -254,6 +254,22 @@ class ToolCallRefused(Event, frozen=True):
     observation: str
     message: str | None = None
     """The diagnostic, when the observation is a counted line in its place."""
+    about: str | None = None
+    """The earlier call whose late result this observation tells."""
+
+
+class LateResultObserved(Event, frozen=True):
+    """An attempt that was left behind at its time limit ended all the same. What the model read of its call stays as it
+    is."""
+
+    event_kind: ClassVar[str] = "late_result_observed"
+    call: str
+    attempt: int
+    output: JsonValue = None
+    """What it returned, cut to its head and tail when it was large."""
+    reason: str | None = None
+    """Why there is no value: one of the reasons of `ToolCallFailed`; None when it returned one."""
+    message: str | None = None
 
 
 class EffectResolved(Event, frozen=True):
@@ -366,7 +382,7 @@ KINDS: dict[str, type[Event]] = {
         NowObserved, EntropyObserved, PatchObserved,
         ModelCallRequested, ModelCallCompleted, ModelCallFailed, ModelUsageReported, ModelBound,
         BatchAccepted, ToolCallRequested, AttemptStarted, ToolCallCompleted, ToolCallFailed, ToolCallRefused,
-        EffectResolved,
+        LateResultObserved, EffectResolved,
         Suspended, Resumed, SleepStarted, Woken, BudgetExceeded, BudgetChanged, CancelRequested,
         ExecutionDegraded, ProposalReceived,
     )

@@ -101,6 +101,10 @@ class RunState:
         self.open: dict[str, OpenCall] = {}
         self._asked: set[str] = set()
         """Every call with an intent, answered or not."""
+        self.unknown: dict[str, OpenCall] = {}
+        """Calls that were closed with an unknown outcome."""
+        self.late: dict[str, ev.LateResultObserved] = {}
+        """Values of attempts that were left behind, until the model has been told."""
         self.reserved: set[str] = set()
         """Calls of an accepted batch that have no intent yet."""
         self.waiting: dict[str, ev.Suspended | ev.SleepStarted] = {}
@@ -159,6 +163,8 @@ class RunState:
             return f"call {event.call} is answered but not open"
         if kind in _INTENTS and event.call in self._asked:
             return f"call {event.call} is asked for twice"
+        if kind is ev.LateResultObserved and event.call not in self._asked:
+            return f"call {event.call} ended late but was never asked for"
         if kind in _FROM_OUTSIDE and event.call not in self.waiting:
             return f"nothing waits at {event.call}"
         return None
@@ -215,6 +221,10 @@ class RunState:
     def doubts(self) -> list[OpenCall]:
         """Writes that may have happened and are not settled, by place."""
         return [call for call in self.open.values() if call.in_doubt]
+
+    def settled_late(self) -> list[tuple[OpenCall, ev.LateResultObserved]]:
+        """Calls whose unknown outcome a late result has settled, and of which the model has not been told."""
+        return [(self.unknown[call], late) for call, late in self.late.items() if call in self.unknown]
 
     def index_row_fields(self) -> tuple[str, str, str | None, str | None, int | None]:
         """Agent, phase, terminal reason, kind of park, wake time: what a list shows without reading journals."""
@@ -304,11 +314,21 @@ def _attempt_started(state: RunState, event: ev.AttemptStarted, envelope: Envelo
 
 
 def _tool_settled(state: RunState, event: ev.ToolCallCompleted | ev.ToolCallFailed, envelope: Envelope) -> None:
-    state.open.pop(event.call)
+    call = state.open.pop(event.call)
+    if isinstance(event, ev.ToolCallFailed) and event.reason == "unknown":
+        state.unknown[event.call] = call
+
+
+def _late_result(state: RunState, event: ev.LateResultObserved, envelope: Envelope) -> None:
+    # An error settles nothing: it may come of having been told to stop.
+    if event.reason is None:
+        state.late[event.call] = event
 
 
 def _tool_refused(state: RunState, event: ev.ToolCallRefused, envelope: Envelope) -> None:
     state.reserved.discard(event.call)
+    if event.about is not None:
+        state.late.pop(event.about, None)
 
 
 def _effect_resolved(state: RunState, event: ev.EffectResolved, envelope: Envelope) -> None:
@@ -381,6 +401,7 @@ _CASES: dict[type[ev.Event], Case] = {
     ev.ToolCallCompleted: _tool_settled,
     ev.ToolCallFailed: _tool_settled,
     ev.ToolCallRefused: _tool_refused,
+    ev.LateResultObserved: _late_result,
     ev.EffectResolved: _effect_resolved,
     ev.Suspended: _waits,
     ev.Resumed: _goes_on,

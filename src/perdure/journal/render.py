@@ -176,6 +176,9 @@ def _detail(event: ev.Event) -> str:
             return f"{event.call} {event.tool}({_json(event.arguments)}) as {event.effect}"
         case ev.ToolCallCompleted():
             return f"{event.call} -> {event.observation if event.observation is not None else _json(event.output)}"
+        case ev.LateResultObserved():
+            ended = f"{event.reason}: {event.message}" if event.reason else f"-> {_json(event.output)}"
+            return f"{event.call} attempt {event.attempt} {ended}"
         case ev.ToolCallFailed() | ev.ModelCallFailed():
             return f"{event.call} {event.reason}: {event.message}"
         case ev.ToolCallRefused():

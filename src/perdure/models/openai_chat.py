@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from perdure.contracts.contract import JsonObject, canonical
+from perdure.contracts.limits import LARGEST
 from perdure.contracts.messages import Observation, StopReason, ToolCall, ToolDescriptor, Usage
 from perdure.errors import ConfigurationError, ModelError, StreamFaultError
 from perdure.journal.transcript import ResultsEntry, TurnEntry, UserEntry
@@ -274,4 +275,5 @@ def _usage(usage: Any) -> Usage:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    # What is no count, or none that a store could hold, says nothing.
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else None

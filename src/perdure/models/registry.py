@@ -44,7 +44,7 @@ def found_client(ref: str, *, base_url: str | None = None) -> tuple[ModelClient,
 def _imported(ref: str, module_name: str, attribute: str) -> tuple[ModelClient, bool]:
     try:
         found = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # a module's own end must not end this process unsaid
         found_out = f"importing {module_name} failed: {type(error).__name__}: {error}"
         raise _bad(ref, found_out, "check the name and the folder it is in") from error
     thing: object = found
@@ -54,7 +54,7 @@ def _imported(ref: str, module_name: str, attribute: str) -> tuple[ModelClient, 
     if callable(thing) and made:
         try:
             thing = thing()
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise _bad(ref, f"calling it raised {type(error).__name__}: {error}", "correct it") from error
     if not _is_client(thing):
         raise _bad(ref, f"{attribute!r} in {module_name} is no ModelClient ({type(thing).__name__})", "name one")

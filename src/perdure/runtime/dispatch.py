@@ -41,6 +41,8 @@ class Refusal(msgspec.Struct, frozen=True):
     text: str
     message: str | None = None
     """What it would have said without a collapse."""
+    about: str | None = None
+    """The earlier call whose late result it tells."""
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -115,7 +117,7 @@ class Dispatch:
     def _verdict(self, id: str, call: ToolCall, batch: int) -> Work | Refusal | None:
         recorded = self._drive.cursor.dispatch_of(id)
         if isinstance(recorded, ev.ToolCallRefused):
-            return Refusal(recorded.reason, recorded.observation, recorded.message)
+            return Refusal(recorded.reason, recorded.observation, recorded.message, recorded.about)
         if call.fault is not None:
             return Refusal("faulty_call", texts.faulty_call(call))
         if call.name == ANSWER_TOOL and self._drive.spec.output_schema is not None:
@@ -245,22 +247,40 @@ class Dispatch:
             text = texts.value_text(first.call.arguments)
             return [Observation(first.id, first.call.name, ObservationStatus.ANSWER, text, first.call.arguments)]
         if isinstance(first.verdict, Refusal):
-            return [self.refuse(first.id, first.call.name, first.verdict)]
+            return [self._tell(first, first.verdict)]
         work = first.verdict
-        if self._unknown_before(work):
-            return [self.refuse(first.id, work.tool, Refusal("outcome_unknown", texts.OUTCOME_UNKNOWN_BEFORE))]
+        doubt = self._doubt_before(work)
+        if doubt is not None:
+            return [self._tell(first, doubt)]
         works = tuple(one.verdict for one in group if isinstance(one.verdict, Work))
         answers = await self._settling.settle(works)
         return [await self._observe(work, answer) for work, answer in zip(works, answers, strict=True)]
 
-    def _unknown_before(self, work: Work) -> bool:
-        if work.effect is Effect.READ or self._drive.cursor.dispatch_of(work.call) is not None:
-            return False
-        return self._drive.guards.outcome_unknown(work.fingerprint)
+    def _doubt_before(self, work: Work) -> Refusal | None:
+        """Why an effect is held back: the same one is still going, has ended without the model's knowing, or may have
+        happened. Never on replay: what was decided then stands in the journal."""
+        drive = self._drive
+        if work.effect is Effect.READ or drive.cursor.dispatch_of(work.call) is not None:
+            return None
+        print_of = work.fingerprint
+        if print_of in drive.left_behind.values():
+            return Refusal("still_going", texts.STILL_GOING)
+        for call, late in drive.state.settled_late():
+            if call.tool is not None and fingerprint(call.tool, call.arguments) == print_of:
+                told = texts.ended_late(late.call, call.tool, texts.value_text(late.output))
+                return Refusal("ended_late", told, about=late.call)
+        if drive.guards.outcome_unknown(print_of):
+            return Refusal("outcome_unknown", texts.OUTCOME_UNKNOWN_BEFORE)
+        return None
+
+    def _tell(self, one: Placed, refusal: Refusal) -> Observation:
+        if refusal.about is not None:
+            self._drive.guards.told(fingerprint(one.call.name, one.call.arguments))
+        return self.refuse(one.id, one.call.name, refusal)
 
     def refuse(self, id: str, tool: str, refusal: Refusal) -> Observation:
         """Closes a call that is not dispatched, with what the model reads of it."""
-        event = ev.ToolCallRefused(id, tool, refusal.reason, refusal.text, refusal.message)
+        event = ev.ToolCallRefused(id, tool, refusal.reason, refusal.text, refusal.message, refusal.about)
         match self._drive.cursor.observe(event):
             case Replayed(recorded):
                 event = recorded

@@ -69,6 +69,11 @@ class Drive:
     cancel_requested: ev.CancelRequested | None = None
     unresolved: list[str] = field(default_factory=list)
     """Calls that a cancel cut off and whose effect may have happened."""
+    left_behind: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Attempts past their time limit that still go on in this process, by call and attempt, with the call's
+    fingerprint. An engine hands it on from drive to drive of a run."""
+    over: bool = False
+    """The loop is done: what an attempt left behind comes to from here on is not recorded."""
 
     @property
     def state(self) -> RunState:

@@ -6,13 +6,13 @@ from typing import Any
 
 from perdure.contracts.contract import JsonValue
 from perdure.contracts.values import to_json
-from perdure.errors import DivergedError, ModelError, Parked, RefusedError, ValueFormError
+from perdure.errors import DivergedError, LoopStoppedError, ModelError, Parked, RefusedError, ValueFormError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Replayed
 from perdure.prompting.texts import value_text
 from perdure.runtime.arguments import storable
 from perdure.runtime.context import RunContext
-from perdure.runtime.drive import CANCELLED, ENDED, INTERRUPTED, Drive
+from perdure.runtime.drive import CANCELLED, ENDED, Drive
 from perdure.runtime.executing import described
 
 Loop = Callable[[RunContext, str], Awaitable[Any]]
@@ -29,7 +29,8 @@ async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
     """Drives the loop until the run ends or parks, and records the end.
 
     Raises:
-        RefusedError: the drive was refused (divergence, a lost lease, a failed store); nothing more was recorded.
+        RefusedError: the drive was refused (divergence, a lost lease, a failed store), or its loop stopped inside a
+            call of its own; nothing more was recorded.
         asyncio.CancelledError: the process is going down; the run stays as recorded.
     """
     context = RunContext(drive)
@@ -49,6 +50,8 @@ async def run_loop(drive: Drive, loop: Loop, task: JsonValue) -> None:
     else:
         if drive.latch is None:
             _end_in_success(drive, output)
+    finally:
+        drive.over = True
     await _after(drive)
 
 
@@ -57,7 +60,7 @@ def _end_in_success(drive: Drive, output: object) -> None:
         value = to_json(output)
     except ValueFormError as error:
         return _end(drive, "failed", LOOP_ERROR, f"The loop returned a value that cannot be stored: {error}")
-    if _left_open(drive):
+    if _left_open(drive, None):
         return None
     problem = _output_problem(drive, value)
     if problem is not None:
@@ -81,12 +84,14 @@ def _end_in_success(drive: Drive, output: object) -> None:
     return None
 
 
-def _left_open(drive: Drive) -> bool:
+def _left_open(drive: Drive, raised: BaseException | None) -> bool:
     """Whether a call is under way that the loop did not wait for: what becomes of it is not known, so nothing is said
     of the run; it stops here, and a resume settles the call first."""
     if not (drive.cursor.live and drive.state.open):
         return False
-    drive.latch = Parked(INTERRUPTED, {})
+    found = "the loop returned" if raised is None else f"the loop raised {described(raised)[:_LONGEST_ANSWER]}"
+    drive.latch = LoopStoppedError(drive.run_id, tuple(drive.state.open), found)
+    drive.latch.__cause__ = raised
     return True
 
 
@@ -104,18 +109,21 @@ def _end_by_error(drive: Drive, error: BaseException) -> None:
             raise error
         drive.latch = Parked(CANCELLED, {})  # the loop was waiting for something of its own
     elif isinstance(error, ModelError):
-        _end(drive, "failed", "model_error", storable(f"The model could not be asked: {error}")[:_LONGEST_ANSWER])
+        _end(
+            drive, "failed", "model_error", storable(f"The model could not be asked: {error}")[:_LONGEST_ANSWER], error
+        )
     else:
-        _end(drive, "failed", LOOP_ERROR, f"The loop stopped with an error: {described(error)}"[:_LONGEST_ANSWER])
+        answer = f"The loop stopped with an error: {described(error)}"[:_LONGEST_ANSWER]
+        _end(drive, "failed", LOOP_ERROR, answer, error)
 
 
-def _end(drive: Drive, outcome: str, reason: str, answer: str) -> None:
+def _end(drive: Drive, outcome: str, reason: str, answer: str, raised: BaseException | None = None) -> None:
     if not drive.cursor.live:
         # Recorded work follows that the loop did not come to this time: not a failure to record, but a divergence.
         recorded = drive.cursor.peek()
         drive.latch = _diverged(recorded, answer)
         return
-    if _left_open(drive):
+    if _left_open(drive, raised):
         return
     try:
         drive.note(ev.RunFailed(outcome, reason, answer))
@@ -131,6 +139,8 @@ def _diverged(recorded: ev.Event | None, answer: str) -> RefusedError:
 async def _after(drive: Drive) -> None:
     """What the latch asks for, then everything durable."""
     latch = drive.latch
+    if isinstance(latch, LoopStoppedError):
+        await drive.journal.commit()
     if isinstance(latch, RefusedError):
         raise latch
     if isinstance(latch, Parked) and latch.kind == ENDED:

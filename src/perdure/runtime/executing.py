@@ -1,7 +1,7 @@
 """One attempt at one call: the function is run within its time limit, and however it ends becomes a fact."""
 
 import asyncio
-from collections.abc import Awaitable
+from contextlib import suppress
 from datetime import datetime
 
 import msgspec
@@ -10,11 +10,14 @@ from perdure.calls import CallContext, Media, Sleep, Suspend, ToolFailed, Unknow
 from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.messages import Effect
 from perdure.contracts.values import to_json
-from perdure.errors import ValueFormError
+from perdure.errors import Parked, RefusedError, ValueFormError
+from perdure.journal import events as ev
 from perdure.ports import BoundCall
+from perdure.prompting import texts
 from perdure.runtime.arguments import storable
 from perdure.runtime.drive import Drive
 from perdure.runtime.gates import from_ns, storable_instant, to_ns
+from perdure.runtime.guards import fingerprint
 from perdure.runtime.journaling import until_done
 
 GRACE_S = 1.0
@@ -71,46 +74,91 @@ async def attempt(drive: Drive, work: Work, number: int) -> Result:
     """Runs the function once. Raises nothing but what ends the drive (a cancel)."""
     context = CallContext(drive.run_id, work.call, number, drive.epoch, work.key, _deadline(drive, work.timeout_s))
     try:
-        return _result(work, await _within(work.bound(context), work.timeout_s))
-    except TimeoutError as error:
-        context.give_up()
-        return _lost(work, "timeout", _text_of(error) or "it timed out")
-    except ConnectionError as error:
-        return _lost(work, "handler", described(error))
-    except ToolFailed as error:
-        return Failed("handler", _text_of(error))
-    except asyncio.CancelledError:
-        context.give_up()
-        task = asyncio.current_task()
-        if drive.cancel_requested is not None or (task is not None and task.cancelling()):
-            raise
-        return Failed("handler", "the tool cancelled itself", again=True)
-    except Exception as error:  # noqa: BLE001 - what a user's function raises is the call's failure, never the run's
-        return Failed("handler", described(error), again=True)
-
-
-async def _within(work: Awaitable[object], timeout_s: float | None) -> object:
-    # A task of its own, so that a function that swallows its cancellation can be left behind.
-    task = asyncio.ensure_future(work)
+        # A task of its own, so that a function that swallows its cancellation can be left behind.
+        task = asyncio.ensure_future(work.bound(context))
+    except Exception as error:  # noqa: BLE001 - as below
+        return _failure(work, error)
     try:
-        if timeout_s is None:
+        if work.timeout_s is None:
             await until_done(task)
         else:
-            await asyncio.wait({task}, timeout=timeout_s)
+            await asyncio.wait({task}, timeout=work.timeout_s)
+        if task.done():
+            return _result_of(work, task)
     except asyncio.CancelledError:
+        context.give_up()
         await _give_up(task)
-        raise
-    if task.done():
-        return task.result()
+        current = asyncio.current_task()
+        if drive.cancel_requested is not None or (current is not None and current.cancelling()):
+            raise
+        return Failed("handler", "the tool cancelled itself", again=True)
+    context.give_up()
     await _give_up(task)
-    raise TimeoutError(f"it did not end within its time limit of {timeout_s or 0:g} s")
+    _leave_behind(drive, work, number, context.left or task)
+    return _lost(work, "timeout", f"it did not end within its time limit of {work.timeout_s or 0:g} s")
+
+
+def _result_of(work: Work, ended: "asyncio.Future[object]") -> Result:
+    """What the function came to, as a fact.
+
+    Raises:
+        asyncio.CancelledError: it was cancelled.
+    """
+    try:
+        return _result(work, ended.result())
+    except Exception as error:  # noqa: BLE001 - what a user's function raises is the call's failure, never the run's
+        return _failure(work, error)
+
+
+def _failure(work: Work, error: Exception) -> Failed:
+    match error:
+        case TimeoutError():
+            return _lost(work, "timeout", _text_of(error) or "it timed out")
+        case ConnectionError():
+            return _lost(work, "handler", described(error))
+        case ToolFailed():
+            return Failed("handler", _text_of(error))
+        case _:
+            return Failed("handler", described(error), again=True)
 
 
 async def _give_up(task: "asyncio.Future[object]") -> None:
-    task.cancel()
-    await asyncio.wait({task}, timeout=GRACE_S)
     # Reading the outcome marks it as seen: what an abandoned call raises later is nobody's to handle.
     task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+    task.cancel()
+    await asyncio.wait({task}, timeout=GRACE_S)
+
+
+def _leave_behind(drive: Drive, work: Work, number: int, rest: "asyncio.Future[object]") -> None:
+    """An attempt past its time limit: what it comes to is recorded as late, if the drive lasts that long."""
+    if rest.cancelled():
+        return
+    place = (work.call, number)
+    drive.left_behind[place] = fingerprint(work.tool, work.arguments)
+
+    def ended(rest: "asyncio.Future[object]") -> None:
+        del drive.left_behind[place]
+        if not (rest.cancelled() or drive.over or isinstance(drive.latch, RefusedError)):
+            # Called by the event loop, which has no use for the signal of a drive that is stopping.
+            with suppress(RefusedError, Parked):
+                drive.note(_late(work, number, _result_of(work, rest)))
+
+    rest.add_done_callback(ended)
+
+
+def _late(work: Work, number: int, result: Result) -> ev.LateResultObserved:
+    match result:
+        case Done(value):
+            text = texts.value_text(value)
+            whole = len(text) <= texts.INLINE_CAP
+            shown = value if whole else texts.shortened(text, texts.SHOWN_HEAD, texts.SHOWN_TAIL)
+            return ev.LateResultObserved(work.call, number, shown)
+        case Failed(reason, message):
+            bounded = texts.shortened(message, texts.SHOWN_HEAD, texts.SHOWN_TAIL)
+            return ev.LateResultObserved(work.call, number, None, reason, bounded)
+        case _:
+            asked = f"{work.tool} asked to wait, when its call had passed its time limit"
+            return ev.LateResultObserved(work.call, number, None, "output_form", asked)
 
 
 def _lost(work: Work, reason: str, message: str) -> Failed:

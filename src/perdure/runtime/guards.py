@@ -53,6 +53,10 @@ class Guards:
         """Whether an identical call ended with an unknown outcome that no read has looked into since."""
         return fingerprint in self._unknown
 
+    def told(self, fingerprint: str) -> None:
+        """The model has read what became of such a call."""
+        self._unknown.discard(fingerprint)
+
     def failures_with(self, tool: str, failure: str) -> int:
         """How many identical failures in a row there would be with this one."""
         return self._failures + 1 if self._failing == (tool, failure) else 1

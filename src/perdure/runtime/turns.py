@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
+from perdure.contracts.limits import LARGEST
 from perdure.contracts.messages import (
     AssistantTurn,
     CallFault,
@@ -36,6 +37,7 @@ MAX_BLOCKS = 128
 MAX_NAME_BYTES = 256
 """A call's name or wire id, in bytes of UTF-8."""
 
+_COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 _STRUCTURE = re.compile(r'["\\{}\[\]]|[^\s"\\{}\[\]]+')
 
 
@@ -138,7 +140,7 @@ class TurnAssembler:
                 self._count_block()
                 self._add_part(OpaquePart(event.provider, event.data))
             case UsageReport():
-                self._usage = event.usage
+                self._take_usage(event.usage)
             case TurnDone():
                 self._end = event
 
@@ -171,6 +173,13 @@ class TurnAssembler:
             self._fail("unfinished_call", f"the stream ended inside the arguments of {call.name!r}")
         wire_id = None if call.wire_id is None else storable(call.wire_id)
         return ToolCall(storable(call.name), arguments, fault, raw[:RAW_LIMIT] if fault else None, wire_id)
+
+    def _take_usage(self, usage: Usage) -> None:
+        for name in _COUNTS:
+            count: object = getattr(usage, name)
+            if count is not None and (type(count) is not int or not 0 <= count <= LARGEST):
+                self._fail("protocol", f"{name} of the usage is {count!r:.80}, no count within 64 bits")
+        self._usage = usage
 
     def _add_text(self, text: str) -> None:
         if not text:

@@ -37,8 +37,8 @@ from perdure.testing.crashing import CrashingStore, StoreCrashedError
 
 RUN_ID = "sweep"
 """The id of every run of a sweep: idempotency keys are derived from it."""
-_RECOVERY = ("drive_started", "attempt_started", "effect_resolved")
-"""What a resumed journal may hold beyond the one that was never cut."""
+_RECOVERY = ("drive_started", "attempt_started", "effect_resolved", "late_result_observed")
+"""What a resumed journal may hold beyond the one that was never cut, or lack: a late result comes when it comes."""
 _OUTSIDE = ("resumed", "budget_changed", "effect_resolved", "cancel_requested")
 """Recorded while nobody drives the run."""
 _ANSWERS = ("tool_call_completed", "tool_call_failed")

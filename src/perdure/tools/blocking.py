@@ -8,11 +8,14 @@ import contextvars
 import threading
 from collections.abc import Callable
 
+Leave = Callable[["asyncio.Future[object]"], None]
+"""Takes the future of work that goes on although its caller was cancelled."""
 
-async def run_blocking(work: Callable[[], object], name: str) -> object:
+
+async def run_blocking(work: Callable[[], object], name: str, leave: Leave) -> object:
     """What `work` returns, run in a thread of its own with the caller's context variables.
 
-    Cancelling the caller leaves the thread to itself; what it still does or returns is dropped.
+    Cancelling the caller leaves the thread to itself: `leave` is handed the future of what it still comes to.
 
     Raises:
         RuntimeError: `work` raised something that would end a thread or a process (SystemExit, KeyboardInterrupt).
@@ -23,8 +26,6 @@ async def run_blocking(work: Callable[[], object], name: str) -> object:
     context = contextvars.copy_context()
 
     def settle(value: object, error: Exception | None) -> None:
-        if result.done():
-            return
         if error is None:
             result.set_result(value)
         else:
@@ -42,7 +43,12 @@ async def run_blocking(work: Callable[[], object], name: str) -> object:
             return  # the loop is closed: nobody waits any more
 
     threading.Thread(target=run, name=f"perdure-tool-{name}", daemon=True).start()
-    return await result
+    try:
+        # Shielded: the thread goes on when the caller is cancelled, and so does what it comes to.
+        return await asyncio.shield(result)
+    except asyncio.CancelledError:
+        leave(result)
+        raise
 
 
 def as_error(raised: BaseException) -> Exception:

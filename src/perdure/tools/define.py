@@ -85,7 +85,7 @@ class FunctionTool(Generic[P, R]):
             if self._parameters.context is not None:
                 values[self._parameters.context] = context
             try:
-                return await self._run(values)
+                return await self._run(values, context)
             except asyncio.CancelledError as cancelled:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -97,11 +97,11 @@ class FunctionTool(Generic[P, R]):
 
         return run
 
-    async def _run(self, values: dict[str, Any]) -> object:
+    async def _run(self, values: dict[str, Any], context: CallContext) -> object:
         function: Callable[..., Any] = self._function
         if self._asynchronous:
             return await function(**values)
-        result = await run_blocking(functools.partial(function, **values), self.descriptor.name)
+        result = await run_blocking(functools.partial(function, **values), self.descriptor.name, context.leave)
         return await result if inspect.isawaitable(result) else result
 
 
