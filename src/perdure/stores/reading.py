@@ -1,7 +1,7 @@
 """Reading a store: rows become envelopes only when they have the right types and stand in the right place."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import NoneType
@@ -143,9 +143,8 @@ def _as_envelopes(rows: list[tuple[Any, ...]], run_id: str, from_seq: int, place
 
 def _row_by_row(connection: apsw.Connection, run_no: int, run_id: str, from_seq: int) -> tuple[Envelope, ...]:
     events: list[Envelope] = []
-    # Closed at once: a statement left in the middle would keep its moment open, and the log from shrinking.
-    with damage_named(run_id, lambda: from_seq + len(events)), closing(_rows(connection, run_no, from_seq)) as rows:
-        for row in rows:
+    with damage_named(run_id, lambda: from_seq + len(events)):
+        for row in _rows(connection, run_no, from_seq):
             seq = from_seq + len(events)
             problem = row_problem(row, run_id, seq, first_place(run_no) + seq)
             if problem is not None:
@@ -192,6 +191,7 @@ def list_runs(
     with translated(path):
         try:
             with damage_named("?", lambda: None):
+                # All rows at once: an error in the middle must not leave the connection inside a read.
                 return [_summary(row, held) for row in connection.execute(_RUNS, (run_id,)).fetchall()]
         except MalformedJournalError:
             if problems is None:
