@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -175,8 +176,9 @@ def test_tools_that_are_not_what_they_say_are_named_with_the_smallest_cut(folder
     code, report = crash_test(folder, agent(folder, "unsafe"), "--input", "go")
     assert (code, report["ok"]) == (1, False)
     forget, sneak = report["by_tool"]["forget"], report["by_tool"]["sneak"]
-    assert (forget["doubled"], sneak["doubled"]) == (1, 1)
-    assert forget["smallest"] == "killed when forget (call 2.0) had returned, before its result was recorded"
+    assert min(forget["doubled"], sneak["doubled"]) >= 1
+    # On a loaded machine a function may take so long that it is killed inside as well, which comes first.
+    assert re.match(r"killed (inside forget|when forget) \(call 2\.0\)", forget["smallest"])
     assert "forgot.txt: forget" in forget["detail"]
     assert "key is not honoured" in forget["next"]
     assert "is no read" in sneak["next"]

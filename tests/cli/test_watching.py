@@ -8,7 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.shell import Shell, ended, wait_until
+from tests.cli.shell import Result, Shell, ended, wait_until
+
+
+def rest(process: "subprocess.Popen[str]") -> Result:
+    """What a command said after what was read of it already, and how it ended."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        out, err = process.stdout.read(), process.stderr.read()
+        return Result(tuple(process.args), process.wait(60), out, err)
 
 
 def rows(text: str) -> list[int]:
@@ -24,7 +33,7 @@ def test_watch_shows_a_run_that_another_process_drives_to_its_end(shell: Shell) 
     assert watcher.stdout is not None
     assert json.loads(watcher.stdout.readline())["kind"] == "run_started"
     shell.let_go()
-    watched = ended(watcher)
+    watched = rest(watcher)
     assert ended(driver).code == 0
     assert watched.code == 0
     assert [0, *rows(watched.out)] == rows(shell.history("R"))
@@ -37,14 +46,14 @@ def test_a_watcher_that_left_rejoins_where_it_left_and_sees_each_event_once(shel
     assert watcher.stdout is not None
     first = "".join(watcher.stdout.readline() for _ in range(events))
     watcher.send_signal(signal.SIGINT)
-    left = ended(watcher)
+    left = rest(watcher)
     assert left.code == 130
     assert f"perdure watch R --from {events}" in left.err
     again = shell.start("watch", "R", "--from", str(events), "--json")
     shell("resolve", "R", "1.0", "--happened", '"booked one"', "--resume", check=0)
-    rest = ended(again)
-    assert rest.code == 0
-    assert rows(first + left.out + rest.out) == rows(shell.history("R"))
+    rejoined = ended(again)
+    assert rejoined.code == 0
+    assert rows(first + left.out + rejoined.out) == rows(shell.history("R"))
 
 
 def test_a_watcher_outlasts_the_death_of_the_driver(shell: Shell) -> None:
@@ -59,7 +68,7 @@ def test_a_watcher_outlasts_the_death_of_the_driver(shell: Shell) -> None:
     assert "parked: needs_reconciliation" in watcher.stderr.readline()
     shell.let_go()
     shell("resolve", "R", "1.0", "--happened", '"booked one"', "--resume", check=0)
-    watched = ended(watcher)
+    watched = rest(watcher)
     assert watched.code == 0
     assert rows(watched.out) == rows(shell.history("R"))
 

@@ -204,13 +204,14 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
+        # The reader first: the last connection carries the log over into the file and removes it, if it may write.
+        await self._reader.close()
         if not self._read_only:
             if self._writer.failure is None:
                 with suppress(StoreError):  # what cannot be given back is free once the lock is gone
                     await self._writer.submit(lambda c: leases.release_all(c, self._driver))
             await self._writer.close()
             self._lock.let_go()
-        await self._reader.close()
 
     async def abandon(self) -> None:
         """Ends as a killed process would: what is queued is lost, no lease is given back, and the lock file stays,
