@@ -1,14 +1,13 @@
-"""The README's and the how-to's examples do what they say."""
+"""The examples of the README, the tutorial and the how-tos do what they say."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.docs.conftest import Elsewhere
 
 ROOT = Path(__file__).parents[2]
-PERDURE = [sys.executable, "-m", "perdure.cli"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -19,50 +18,51 @@ def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Path:
-    """A folder with the README's files, each named by its first line."""
+def written(page: str, folder: Path) -> None:
+    """The page's files, each named by its first line."""
     for language in ("python", "toml"):
-        for block in blocks("README.md", language):
+        for block in blocks(page, language):
             name = block.splitlines()[0].removeprefix("# ")
-            (tmp_path / name).write_text(block, "utf-8")
-    return tmp_path
+            if name.endswith((".py", ".toml")):
+                (folder / name).write_text(block, "utf-8")
 
 
-def test_the_readmes_commands_run_the_readmes_agent(shop: Path) -> None:
-    """R-019: the engine is the product entry, here through its command line."""
-    commands = [line.removeprefix("$ perdure ") for line in blocks("README.md", "console")[0].splitlines()]
-    assert len(commands) == 4
-    for command in commands:
-        ended = run(["sh", "-c", f"{sys.executable} -m perdure.cli {command}"], shop)
-        assert ended.returncode == 0, (command, ended.stdout, ended.stderr)
+def test_the_wheel_is_what_runs_elsewhere(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    told = elsewhere("perdure --version && python -c 'import perdure; print(perdure.__file__)'", tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert str(ROOT) not in told.stdout
 
 
-def test_the_readmes_python_prints_the_answer(shop: Path) -> None:
+def test_the_readmes_agent_is_killed_and_resumed_with_one_order(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """R-019, O17, H02: the README's files and commands verbatim, one shell session, outside the clone."""
+    written("README.md", tmp_path)
+    session = next(block for block in blocks("README.md", "sh") if "kill -9" in block)
+    told = elsewhere(f"set -e\n{session}", tmp_path)
+    assert told.returncode == 0, (told.stdout, told.stderr)
+    assert "Seven more apples are coming." in told.stdout
+    assert told.stdout.splitlines().count("7 apples") == 1
+    assert told.stdout.count("drive_started") == 2
+    assert "attempt_started" in told.stdout
+    assert "proven: 1 run" in told.stdout
+    assert len(list(tmp_path.glob("order-*"))) == 1
+
+
+def test_the_readmes_python_prints_the_answer(elsewhere: Elsewhere, tmp_path: Path) -> None:
     """R-019, R-183."""
-    ended = run([sys.executable, "keep_shop.py"], shop)
-    assert ended.stdout == "completed - There were 3 apples; 7 more are on their way.\n", ended.stderr
+    written("README.md", tmp_path)
+    told = elsewhere("python keep_shop.py", tmp_path)
+    assert told.stdout == "completed - Seven more apples are coming.\n", told.stderr
 
 
-def test_the_tutorials_agent_is_killed_settled_and_ends_with_one_line(tmp_path: Path) -> None:
+def test_the_tutorials_agent_is_killed_settled_and_ends_with_one_line(elsewhere: Elsewhere, tmp_path: Path) -> None:
     """S-064, S-065, H02: the tutorial's commands as they stand, in one shell."""
-    for language in ("python", "toml"):
-        for block in blocks("docs/tutorial.md", language):
-            name = block.splitlines()[0].removeprefix("# ")
-            if name.startswith("notes."):
-                (tmp_path / name).write_text(block, "utf-8")
+    written("docs/tutorial.md", tmp_path)
     before, kill, settle = (block for block in blocks("docs/tutorial.md", "sh") if "demo" not in block)
     assert "setup" in before
-    program = f'perdure() {{ {sys.executable} -m perdure.cli "$@"; }}\n'
-    # As a user would, it waits until the line is there; a fixed pause would make a loaded machine fail.
-    run_, _, rest = kill.partition("sleep 3")
-    waits = "while ! [ -s notes.txt ]; do sleep 0.05; done #"
-    # The function is a shell of its own in the background, so the program is started as itself.
-    started = run_.replace("perdure run", f"{sys.executable} -m perdure.cli run")
-    ended = run(["bash", "-c", program + started + waits + rest + settle], tmp_path)
-    assert ended.returncode == 0, (ended.stdout, ended.stderr)
-    assert "needs_reconciliation" in ended.stdout
-    assert "run_completed" in ended.stdout
+    told = elsewhere(kill + settle, tmp_path)
+    assert told.returncode == 0, (told.stdout, told.stderr)
+    assert "needs_reconciliation" in told.stdout
+    assert "run_completed" in told.stdout
     assert (tmp_path / "notes.txt").read_text("utf-8") == "buy apples\n"
 
 
@@ -112,14 +112,13 @@ def test_every_page_the_docs_link_to_is_there() -> None:
             assert "://" in target or (page.parent / target).exists(), (page.name, target)
 
 
-def test_the_how_tos_unsafe_tool_is_named(tmp_path: Path) -> None:
+def test_the_how_tos_unsafe_tool_is_named(elsewhere: Elsewhere, tmp_path: Path) -> None:
     """O17: the page's files, its command, and the lines it shows."""
     page = "docs/how-to/crash-test.md"
-    for block in (blocks(page, "python")[0], blocks(page, "toml")[0]):
-        (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block, "utf-8")
+    written(page, tmp_path)
     command, *shown = blocks(page, "console")[0].splitlines()
-    ended = run(["sh", "-c", command.replace("$ perdure", f"{sys.executable} -m perdure.cli")], tmp_path)
-    assert ended.returncode == 1, ended.stderr
+    told = elsewhere(command.removeprefix("$ "), tmp_path)
+    assert told.returncode == 1, told.stderr
     for line in shown[3:]:
-        assert line in ended.stdout.splitlines()
-    assert shown[1].split() in [line.split() for line in ended.stdout.splitlines()]
+        assert line in told.stdout.splitlines()
+    assert shown[1].split() in [line.split() for line in told.stdout.splitlines()]

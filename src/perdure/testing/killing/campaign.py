@@ -42,6 +42,8 @@ SHARES_FROM = 100
 """Below so many kills the shares say nothing."""
 _KILLS_A_RUN = 12
 _DRIVES_A_RUN = 200
+_MOST_WEDGED = 20
+"""A lane that met so many runs that do not end has found enough."""
 _LONGEST_DRIVE_S = 60.0
 _SPREAD_S = 0.1
 """A random kill comes up to so long after the run is driven: about what an undisturbed drive takes."""
@@ -121,7 +123,7 @@ class Lane:
         adopt_orphans()
         tally, chance = Tally(), random.Random(f"{self.seed} {self.number}")
         with Marks(self._page) as marks:
-            while tally.kills < self.kills and time.monotonic() < self.deadline:
+            while tally.kills < self.kills and tally.wedged < _MOST_WEDGED and time.monotonic() < self.deadline:
                 self._run(f"{RUN_PREFIX}{self.number}-{tally.runs}", marks, tally, chance)
                 tally.runs += 1
         self.result.write_text(json.dumps(tally.__dict__), "utf-8")
