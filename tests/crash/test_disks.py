@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ import apsw
 import pytest
 
 from perdure import Agent, CallContext, Engine, Limits, tool
+from perdure.clock import SystemClock, SystemEntropy
 from perdure.errors import LeaseHeldError, PerdureError, StoreError
 from perdure.prompting.request import ModelRequest
 from perdure.runs import indexed
+from perdure.stores.url import open_store
 from perdure.stores.verify import verify
-from perdure.testing.disks import FailingDisk, LosingDisk, SlowDisk, tapped
+from perdure.testing.crashing import Abandonable
+from perdure.testing.disks import CountSyncs, FailingDisk, LosingDisk, SlowDisk, tapped
 from perdure.testing.scripted import Reply, ScriptedModel, calls, text
 
 TURNS = 12
@@ -147,14 +150,19 @@ async def test_a_log_that_cannot_be_carried_over_into_the_file_loses_nothing(
     url: str, operation: Any, error: type[apsw.Error]
 ) -> None:
     """O17: the run goes on in the log, or stops; on a sound disk it ends, with every plain write once."""
-    world, disk = World(padding=100_000), FailingDisk(operation, error, kind="main")
+    world, disk = World(padding=200_000), FailingDisk(operation, error, kind="main")
     async with Engine.open(url):
         pass
+    stopped = False
     with tapped(disk):
         async with Engine.open(url) as engine:
-            with suppress(StoreError):
+            try:
                 await (await started(engine, world, "r")).wait()
-    assert disk.failed_at_ns is not None, "the log was never carried over"
+            except StoreError:
+                stopped = True
+            assert disk.failed_at_ns is not None, "the log was not carried over while the run went on"
+    if stopped:
+        assert [what for at, what in world.acts if at > disk.failed_at_ns] == []
     await world.to_the_end(url, "r")
     world.complete("r")
     report = await verify(Path(url.removeprefix("sqlite:")), fold_problem=indexed)
@@ -241,6 +249,41 @@ async def test_a_lost_write_is_found_at_the_latest_by_a_resume(tmp_path: Path, k
     assert found["refused"] + found["refused while it ran"] > 0, found
 
 
+async def test_a_run_that_was_killed_after_a_write_was_lost_does_not_go_on_from_an_older_state(tmp_path: Path) -> None:
+    """H06, O1: later commits stand behind the lost one, so it is known that something is missing; nothing acts."""
+    for number in range(2, 40, 4):
+        path, world = tmp_path / f"{number}.db", World()
+        losing, counting = LosingDisk(number, "wal"), CountSyncs()
+        async with Engine.open(f"sqlite:{path}"):
+            pass
+        with tapped(losing, counting):
+            store = await open_store(f"sqlite:{path}", clock=SystemClock(), entropy=SystemEntropy())
+            engine = Engine(store, SystemClock(), SystemEntropy())
+            run = await started(engine, world, "r")
+            await until(lambda losing=losing: losing.lost)
+            syncs = counting.count
+            await until(lambda counting=counting, syncs=syncs: counting.count >= syncs + 4)
+            assert isinstance(store, Abandonable)
+            await store.abandon()
+            with pytest.raises(StoreError):
+                await run.wait()
+        acted = len(world.acts)
+        with pytest.raises(PerdureError):
+            async with Engine.open(f"sqlite:{path}", create=False) as engine:
+                await (await engine.resume("r", world.agent(), model=world.model())).wait()
+        assert len(world.acts) == acted
+        assert not await verdict(path)
+
+
+async def until(met: Callable[[], bool]) -> None:
+    """Returns once the condition is met."""
+    for _ in range(30_000):
+        if met():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came to that")
+
+
 async def verdict(path: Path) -> bool:
     """Whether a store is proven; what cannot even be read is not."""
     try:
@@ -258,5 +301,6 @@ def test_a_file_system_that_fills_up_stops_the_run_which_goes_on_once_there_is_r
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["first"] == "the disk is full"
+    assert said["failed"] is True
     assert said["acts_after_failure"] == []
     assert said["complete"] is True

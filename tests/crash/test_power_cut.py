@@ -18,7 +18,7 @@ from perdure.prompting.request import ModelRequest
 from perdure.runs import indexed
 from perdure.stores.verify import verify
 from perdure.testing.disks import TappedFile, tapped
-from perdure.testing.power_cut import Image, Recorder, images
+from perdure.testing.power_cut import Image, Mark, Recorder, Write, images
 from perdure.testing.scripted import Reply, ScriptedModel, calls, text
 
 
@@ -42,7 +42,7 @@ def agent(note: Note, padding: int) -> Agent:
     @tool(effect="read")
     async def look(number: int) -> str:
         """Looks."""
-        return "seen " * padding
+        return f"seen {number} " * padding
 
     @tool(effect="idempotent")
     async def order(number: int, call: CallContext) -> str:
@@ -220,12 +220,16 @@ async def test_a_log_that_is_carried_over_into_the_file_while_the_power_goes_los
     """S-074, O17: long results, so that the log grows past a checkpoint and begins anew."""
     (tmp_path / "live").mkdir()
     (tmp_path / "image").mkdir()
-    turns, padding = 40, 6_000
+    turns, padding = 16, 200_000
     recorder = await record(tmp_path / "live", None, 1, turns, padding)
     main = str(tmp_path / "live" / "perdure.db")
-    carried = [at for at, one in enumerate(recorder.records) if getattr(one, "path", None) == main]
-    assert carried, "no checkpoint came"
-    near = {at + off for at in carried for off in range(-2, 6)}
+    ended = recorder.records.index(Mark(Happened("run-0", "ended")))
+    during = list(enumerate(recorder.records[:ended]))
+    carried = [at for at, one in during if getattr(one, "path", None) == main]
+    anew = [at for at, one in during if isinstance(one, Write) and one.path == f"{main}-wal" and one.offset == 0]
+    assert carried, "no checkpoint came while the run went on"
+    assert anew[-1] > carried[0], "the log did not begin anew"
+    near = {at + off for at in (carried[0], carried[-1], *anew) for off in range(-3, 12)}
     problems, looked_at = [], 0
     for image in images(recorder, seed=3, some=1):
         if image.at in near:

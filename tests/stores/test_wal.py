@@ -19,6 +19,7 @@ from perdure.stores.schema import reading_options
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.verify import verify
 from perdure.testing.conformance import Chain, begun, read
+from perdure.testing.disks import Tap, TappedFile, tapped
 
 HEADER, FRAME_HEADER, PAGE = 32, 24, 8192
 FRAME = FRAME_HEADER + PAGE
@@ -375,24 +376,19 @@ def write_into(file: Path, offset: int, data: bytes) -> None:
         opened_file.write(data)
 
 
+class NoNewLog(Tap):
+    """Refuses to write a log's header."""
+
+    def writing(self, file: TappedFile, offset: int, data: bytes) -> bool:
+        if file.kind == "wal" and offset == 0 and len(data) == HEADER:
+            raise apsw.IOError("the test's disk refuses to write a header")
+        return True
+
+
 def refusing_to_begin_anew(path: Path) -> apsw.Connection:
-    class Disk(apsw.VFS):
-        def __init__(self) -> None:
-            super().__init__("no-new-log", "unix")
-
-        def xOpen(self, name: apsw.URIFilename | str | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
-            return File("unix", name, flags)
-
-    class File(apsw.VFSFile):
-        def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
-            if offset == 0 and len(data) == HEADER:
-                raise apsw.IOError("the test's disk refuses to write a header")
-            super().xWrite(data, offset)
-
-    disk = Disk()
-    connection = apsw.Connection(str(path), vfs="no-new-log")
-    connection.pragma("user_version")
-    disk.unregister()
+    with tapped(NoNewLog()):  # a connection stays with the disk it was opened on
+        connection = apsw.Connection(str(path))
+        connection.pragma("user_version")
     return connection
 
 
