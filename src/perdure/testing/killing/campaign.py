@@ -50,7 +50,9 @@ _SPREAD_S = 0.1
 _SYNCS = 40
 """A kill at a sync comes at one of the first so many: about those of an undisturbed drive."""
 _POLL_S = 0.0005
-_AIMED_SHARE = 0.5
+_AIMED_SHARE = 0.6
+_AIMS = ("between", "between", "model", "effect", "committing")
+"""What aimed kills aim at. Between two calls a driver is for the shortest time."""
 _STRACE_SHARE = 0.02
 _AT_SYNC_SHARE = 0.2
 
@@ -183,13 +185,13 @@ class Lane:
         return "random", self._killed(process, marks, chance)
 
     def _killed(self, process: Process, marks: Marks, chance: random.Random) -> Ended | None:
-        """Kills it at a random moment after it began to drive; every other time at the next moment of a drawn phase, so
-        that the short phases are met as well."""
+        """Kills it at a random moment after it began to drive; more often than not at the next moment of a drawn phase,
+        so that the short phases are met as well."""
         until = time.monotonic() + _LONGEST_DRIVE_S
         while not marks.live and time.monotonic() < until:
             if (ended := process.wait(_POLL_S)) is not None:
                 return ended
-        aim = chance.choice(PHASES) if chance.random() < _AIMED_SHARE else None
+        aim = chance.choice(_AIMS) if chance.random() < _AIMED_SHARE else None
         if (ended := process.wait(chance.uniform(0, _SPREAD_S))) is not None:
             return ended
         until = time.monotonic() + _SPREAD_S
