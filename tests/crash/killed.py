@@ -31,9 +31,10 @@ def agent_over(directory: Path, effect: Any, *, kills: bool) -> Agent:
     return Agent(name="noter", tools=[note])
 
 
-def model() -> ScriptedModel:
+def model(delay_ms: int = 0) -> ScriptedModel:
     """Notes the same thing twice, in two turns."""
-    return ScriptedModel([calls(("note", {"what": "x"})), calls(("note", {"what": "x"})), text("Done.")])
+    replies = [calls(("note", {"what": "x"})), calls(("note", {"what": "x"})), text("Done.")]
+    return ScriptedModel(replies, delay_ms=delay_ms)
 
 
 async def main(directory: Path, effect: str) -> None:

@@ -58,7 +58,7 @@ async def test_of_two_who_resume_a_dead_run_one_drives_it(tmp_path: Path) -> Non
     killed(tmp_path, "idempotent")
     url, agent = f"sqlite:{tmp_path / 'perdure.db'}", agent_over(tmp_path, "idempotent", kills=False)
     async with Engine.open(url) as one, Engine.open(url) as other:
-        run = await one.resume(RUN, agent, model=model())
+        run = await one.resume(RUN, agent, model=model(delay_ms=2000))
         idle = model()
         with pytest.raises(LeaseHeldError):
             await other.resume(RUN, agent, model=idle)

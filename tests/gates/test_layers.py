@@ -45,7 +45,7 @@ def test_a_tree_that_keeps_the_rules_passes(tmp_path: Path) -> None:
         ("loops/react.py", "import perdure.tools\n"),
         ("stores/sqlite.py", "import perdure.models\n"),
         ("runtime/context.py", "import perdure.loops\n"),
-        ("cli/run.py", "import perdure.testing\n"),
+        ("runtime/context.py", "import perdure.testing\n"),
         ("runtime/context.py", "import perdure.examples\n"),
         ("stray.py", ""),
     ],
