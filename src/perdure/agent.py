@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -205,7 +205,7 @@ def _check_text(name: str, value: object, where: str) -> None:
 
 
 def _check_word(name: str, value: object, where: str) -> None:
-    words = get_args(get_type_hints(Agent)[name])
+    words = _words_of(name)
     if value in words:
         return
     later = {("strategy", "plan_react"), ("approval", "ask"), ("approval", "never")}
@@ -219,6 +219,12 @@ def _check_word(name: str, value: object, where: str) -> None:
     raise ConfigurationError(
         f"{name} is {value!r:.80}", where=where, next=f"{hint} It is one of {', '.join(words)}".strip()
     )
+
+
+@cache
+def _words_of(name: str) -> tuple[str, ...]:
+    """The words that a field of an agent may hold. Kept: reading the hints costs more than the rest of the check."""
+    return get_args(get_type_hints(Agent)[name])
 
 
 def _check_loop(loop: object, where: str) -> None:

@@ -6,6 +6,7 @@ Owns the agent file's keys and where its paths and imports start. The rules of a
 import dataclasses
 import importlib
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,9 +137,18 @@ def _parsed(path: Path) -> AgentFile:
         raise ConfigurationError(_plain(error), where=str(path), next="correct that key") from error
 
 
+_TOML_WORDS = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "object": "table"}
+
+
 def _plain(error: msgspec.ValidationError) -> str:
-    """msgspec writes `... - at `$.limits.x`` ; a reader of the file knows the key as limits.x."""
+    """What msgspec found, in TOML's words: its `object` is a table, and `$.limits.x` is known as limits.x."""
     text, _, place = str(error).partition(" - at `$.")
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
+    if missing:
+        text = f"the key {missing[1]} is missing"
+    # TOML has no null: a key that may be left out is one that is not written.
+    text = text.replace(" | null", "")
+    text = re.sub(r"`(\w+)`", lambda found: f"`{_TOML_WORDS.get(found[1], found[1])}`", text)
     return f"{place.rstrip('`')}: {text}" if place else text
 
 

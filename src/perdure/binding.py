@@ -84,7 +84,13 @@ def recorded_agent(state: RunState) -> Agent:
         raise ConfigurationError(
             "the run does not say where its agent is", where=f"run {state.run_id}", next="name the agent"
         )
-    return load_agent(ref)
+    try:
+        return load_agent(ref)
+    except ConfigurationError as error:
+        hint = "if the agent lies elsewhere now, name it: --agent REF"
+        raise type(error)(
+            error.found, where=error.where, next=f"{error.next}; {hint}" if error.next else hint
+        ) from error
 
 
 def must_be_unchanged(state: RunState, agent: Agent) -> None:
@@ -96,7 +102,8 @@ def must_be_unchanged(state: RunState, agent: Agent) -> None:
     recorded, present = state.started.agent.parts(), agent.spec.parts()
     changed = tuple(name for name, part in present.items() if recorded[name] != part)
     if changed:
-        raise DefinitionChangedError(state.run_id, changed)
+        tools = state.started.agent.tool_changes(agent.spec) if "tools" in changed else []
+        raise DefinitionChangedError(state.run_id, changed, f"; tools: {'; '.join(tools)}" if tools else "")
 
 
 def head_events(

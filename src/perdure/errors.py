@@ -122,10 +122,10 @@ class DefinitionChangedError(RefusedError):
 
     code = "definition_changed"
 
-    def __init__(self, run_id: str, parts: tuple[str, ...]) -> None:
+    def __init__(self, run_id: str, parts: tuple[str, ...], details: str = "") -> None:
         self.parts = parts
         super().__init__(
-            f"the agent's definition changed since the run started (differs in: {', '.join(parts)})",
+            f"the agent's definition changed since the run started (differs in: {', '.join(parts)}{details})",
             where=f"run {run_id}",
             next="resume it with the agent as it was",
         )

@@ -219,3 +219,35 @@ def test_bytes_that_are_no_text_are_an_error_in_words(shell: Shell) -> None:
     (shell.folder / "task.txt").write_bytes(b"ab\xff")
     refused = shell("run", "adding.toml", "--input", "@task.txt", "--json", check=2)
     assert "byte 2" in refused.error["found"]
+
+
+@pytest.mark.parametrize("head", ["", "xyz", "0" * 63, "0" * 65, "g" * 64])
+def test_a_head_that_is_no_digest_is_refused_as_usage(shell: Shell, head: str) -> None:
+    shell("run", "adding.toml", "--input", "x", "--run-id", "R", check=0)
+    assert "is no head" in shell("verify", "R", "--head", head, check=2).err
+
+
+def test_an_unknown_limit_names_the_nearest_known_one(shell: Shell) -> None:
+    shell("run", "asking.toml", "--input", "x", "--run-id", "R", check=3)
+    assert "did you mean 'max_model_turns'?" in shell("limit", "R", "max_model_turn=3", check=2).err
+
+
+def test_a_changed_definition_names_the_tools_that_differ(shell: Shell) -> None:
+    """R-019: what was added, what is gone, and in what a tool differs."""
+    shell("run", "asking.toml", "--input", "x", "--run-id", "R", check=3)
+    agent = (shell.folder / "asking.toml").read_text()
+    tools = (shell.folder / "my_tools.py").read_text()
+    shell.write("asking.toml", agent.replace('["my_tools:ask"]', '["my_tools:add"]'))
+    assert "differs in: tools; tools: add added; ask removed" in shell("resume", "R", check=4).err
+    shell.write("asking.toml", agent)
+    shell.write("my_tools.py", tools.replace('"""Asks a person."""', '"""Asks somebody."""'))
+    assert "tools: ask changed in description" in shell("resume", "R", check=4).err
+
+
+def test_an_abandoned_run_lists_no_open_doubt(shell: Shell) -> None:
+    shell.killed_in_a_booking("R")
+    assert "in doubt:" in shell("show", "R", check=0).out
+    shell("abandon", "R", check=0)
+    shown = shell("show", "R", check=0).out
+    assert "in doubt:" not in shown
+    assert "Writes that may have happened: 1.0" in shown

@@ -83,6 +83,26 @@ def test_watching_takes_no_lease_and_ends_as_the_run_did(shell: Shell) -> None:
     assert "give 0 or more" in shell("watch", "R", "--from", "-1", check=2).err
 
 
+def test_a_watcher_whose_reader_leaves_leaves_too(shell: Shell) -> None:
+    """Also while no event comes: nobody drives the run, which is said."""
+    shell.killed_in_a_booking("R")
+    shell("resolve", "R", "1.0", "--happened", '"booked one"', check=0)
+    watcher = shell.start("watch", "R")
+    assert watcher.stderr is not None
+    assert watcher.stdout is not None
+    said = watcher.stderr.readline() + watcher.stderr.readline()
+    assert "nobody drives it" in said
+    assert "perdure resume R" in said
+    watcher.stdout.close()
+    with watcher:
+        assert watcher.wait(30) == 130
+
+
+def test_watching_from_behind_the_end_of_an_ended_run_is_refused(shell: Shell) -> None:
+    shell("run", "adding.toml", "--input", "x", "--run-id", "R", check=0)
+    assert "the run has ended and has 10 events" in shell("watch", "R", "--from", "99", check=2).err
+
+
 def test_watch_refuses_a_broken_chain(shell: Shell) -> None:
     shell("run", "adding.toml", "--input", "x", "--run-id", "R", check=0)
     store = sqlite3.connect(shell.folder / "perdure.db")
@@ -147,11 +167,11 @@ def test_doctor_counts_runs_and_drivers_and_says_who_may_read_the_store(shell: S
     wait_until(lambda: shell.read("effects") == ["one"])
     (shell.folder / "perdure.db").chmod(0o644)
     found = findings(shell)
-    assert found["store"]["found"].endswith("1 runs, 1 driven now, 1 drivers alive")
+    assert found["store"]["found"].endswith("1 run, 1 driven now, 1 driver alive")
     assert (found["permissions"]["verdict"], found["permissions"]["next"][:5]) == ("warn", "chmod")
     driver.kill()
     ended(driver)
-    assert findings(shell)["store"]["found"].endswith("1 runs, 0 driven now, 0 drivers alive")
+    assert findings(shell)["store"]["found"].endswith("1 run, 0 driven now, 0 drivers alive")
 
 
 def test_doctor_calls_a_foreign_file_or_a_folder_that_cannot_be_written_bad(shell: Shell) -> None:

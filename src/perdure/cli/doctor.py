@@ -1,5 +1,5 @@
-"""The verb `doctor`: what Perdure stands on, on this machine and for this store. Leaves no file behind that was not
-there."""
+"""The verb `doctor`: what Perdure stands on, on this machine and for this store. Leaves nothing behind but what SQLite
+makes beside any store that is read (`-wal`, `-shm`)."""
 
 import fcntl
 import importlib.metadata
@@ -184,8 +184,8 @@ async def _store(store: str, path: Path) -> Finding:
         return Finding(
             "store", "bad", f"{path}: {len(problems)} damaged runs", "see `perdure list` and `perdure verify`"
         )
-    held = sum(run["status"] == "running" for run in runs)
-    return Finding("store", "ok", f"{path}: {len(runs)} runs, {held} driven now, {_alive(path)} drivers alive")
+    held, alive = sum(run["status"] == "running" for run in runs), output.counted(_alive(path), "driver")
+    return Finding("store", "ok", f"{path}: {output.counted(len(runs), 'run')}, {held} driven now, {alive} alive")
 
 
 def _alive(path: Path) -> int:

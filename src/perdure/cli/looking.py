@@ -1,9 +1,12 @@
 """The verbs that only look: list, show, history, verify. They take no lease and write nothing."""
 
+import re
+
 from perdure.cli import failure, output, reports, tables
 from perdure.errors import PerdureError, UsageError
 
 OK, REFUSED = 0, 4
+_HEAD = re.compile("[0-9a-fA-F]{64}")
 
 
 async def list_runs(store: str, *, as_json: bool) -> int:
@@ -84,8 +87,10 @@ async def verify_store(store: str, run_id: str | None, *, head: str | None, as_j
     from perdure.stores.url import parse_sqlite_url
     from perdure.stores.verify import verify
 
+    if head is not None and not _HEAD.fullmatch(head):
+        raise UsageError(f"{head!r:.80} is no head", where="--head", next="give the 64 hex digits that verify printed")
     path, _ = parse_sqlite_url(store)
-    report = await verify(path, fold_problem=indexed, run_id=run_id, head=head)
+    report = await verify(path, fold_problem=indexed, run_id=run_id, head=None if head is None else head.lower())
     if as_json:
         record = msgspec.to_builtins(report)
         del record["torn"]  # the record's fields are agreed upon; this is said on standard error

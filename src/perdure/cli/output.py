@@ -5,6 +5,7 @@ Text of models and tools is escaped here, so that nothing they wrote can steer a
 
 import os
 import re
+import select
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -32,6 +33,11 @@ def escaped_lines(text: str) -> str:
 
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things, in words: `1 run`, `2 runs`."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def json_text(record: "JsonValue") -> str:
@@ -67,6 +73,17 @@ def watched() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
+def unread() -> bool:
+    """Whether nobody reads standard output any more: what it was piped to has left."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        left = any(state & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, state in poll.poll(0))
+        return left or sys.stdout.name in _discarded
+    except (AttributeError, OSError, ValueError):  # closed before we began, or no file
+        return sys.stdout is None
+
+
 def prepare() -> None:
     """Makes both streams able to carry any text."""
     for stream in (sys.stdout, sys.stderr):
@@ -96,8 +113,13 @@ def _write(stream: TextIO | None, text: str) -> None:
             raise OutputError(f"it cannot be written: {error.strerror}", where="standard output") from error
 
 
+_discarded: set[str] = set()
+"""Names of streams whose reader has left."""
+
+
 def _discard(stream: TextIO) -> None:
     """From here on nothing written to the stream goes anywhere, what is still buffered included."""
+    _discarded.add(stream.name)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -37,7 +37,8 @@ def outcome(found: Outcome, *, stopped: bool, named: bool) -> None:
 
 
 def _used(found: Outcome) -> str:
-    return f"{found.usage.model_turns} model turns, {found.usage.tool_calls} tool calls"
+    turns, calls = found.usage.model_turns, found.usage.tool_calls
+    return f"{output.counted(turns, 'model turn')}, {output.counted(calls, 'tool call')}"
 
 
 def park(report: ParkReport) -> str:
@@ -92,4 +93,5 @@ def verification(report: "VerifyReport", *, as_json: bool) -> None:
     for projection in report.projections:
         output.note(f"differs from what it is derived from: {output.escaped(projection)}")
     if report.ok and not as_json:
-        output.say(f"proven: {report.runs} runs, {report.events} events\nhead: {report.head}")
+        proven = f"{output.counted(report.runs, 'run')}, {output.counted(report.events, 'event')}"
+        output.say(f"proven: {proven}\nhead: {report.head}")

@@ -90,12 +90,14 @@ async def limit(what: Settling, changes: list[str]) -> int:
 
 def _must_be_limits(totals: dict[str, str]) -> None:
     """Names that are no limits never reach the engine, which takes them as keywords."""
+    from perdure.agent import nearest
     from perdure.contracts.limits import LIMIT_NAMES
 
     known = (*LIMIT_NAMES, "deadline_seconds")
     for name in totals:
         if name not in known:
-            raise UsageError(f"unknown limit {name!r:.80}", where="perdure limit", next=f"one of: {', '.join(known)}")
+            next_step = f"{nearest(name, known)} One of: {', '.join(known)}".strip()
+            raise UsageError(f"unknown limit {name!r:.80}", where="perdure limit", next=next_step)
 
 
 async def cancel(what: Settling, reason: str | None) -> int:

@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
-from perdure.cli.output import escaped, escaped_lines, json_text
+from perdure.cli.output import counted, escaped, escaped_lines, json_text
 from perdure.cli.reports import waits_for
 from perdure.contracts.contract import JsonObject
 
@@ -45,13 +45,14 @@ def crash_test(report: JsonObject) -> str:
             lines.append(escaped(f"{tool['tool']}: {tool['smallest']}"))
             lines += [escaped(f"  {tool['detail']}"), escaped(f"  next: {tool['next']}")]
     if report["otherwise"]:
-        lines.append(escaped(f"{report['ended_otherwise']} cuts ended otherwise; first: {report['otherwise']}"))
+        cuts = counted(report["ended_otherwise"], "cut")
+        lines.append(escaped(f"{cuts} ended otherwise; first: {report['otherwise']}"))
     if report["left_behind"]:
         by = f" by {', '.join(report['left_by'])}" if report["left_by"] else ""
         lines.append(escaped(f"processes left behind{by}, and ended: {report['left_behind']}"))
-    run = f"{report['events']} events, {report['turns']} turns, {report['effects']} effects"
+    run = ", ".join(counted(report[f"{thing}s"], thing) for thing in ("event", "turn", "effect"))
     verdict = "clean" if report["ok"] else "NOT SAFE"
-    lines.append(f"{report['cuts']} cuts of a run of {run}, in {report['seconds']:.0f} s: {verdict}")
+    lines.append(f"{counted(report['cuts'], 'cut')} of a run of {run}, in {report['seconds']:.0f} s: {verdict}")
     if not report["effects"]:
         lines.append("no effect was seen: if the tools change something, say what with --world")
     return "\n".join(lines)
@@ -68,7 +69,7 @@ def _head(record: JsonObject) -> str:
         ("labels", ", ".join(f"{key}={value}" for key, value in record["labels"].items())),
         ("started", _second(record["started_at"])),
         ("updated", _second(record["updated_at"])),
-        ("events", f"{record['events']} in {record['drives']} drive{'' if record['drives'] == 1 else 's'}"),
+        ("events", f"{record['events']} in {counted(record['drives'], 'drive')}"),
         ("lease", f"epoch {lease['epoch']}, {'held' if lease['held'] else 'free'}"),
         ("used", _usage(record["usage"])),
         ("next", f"perdure resume {record['run_id']}" if record["status"] == "idle" else ""),
@@ -83,7 +84,7 @@ def _usage(usage: JsonObject) -> str:
     cost = usage["cost_microunits"]
     money = "cost unknown" if cost is None else f"cost {cost / 1_000_000:.6f} {usage['currency'] or ''}".rstrip()
     tokens = f"{known(usage['input_tokens'])} + {known(usage['output_tokens'])} tokens (in + out)"
-    turns = f"{usage['model_turns']} model turns, {usage['tool_calls']} tool calls"
+    turns = f"{counted(usage['model_turns'], 'model turn')}, {counted(usage['tool_calls'], 'tool call')}"
     return f"{turns}, {tokens}{' (estimated)' if usage['estimated'] else ''}, {money}, {usage['active_ms']} ms active"
 
 
@@ -100,6 +101,9 @@ def _park(record: JsonObject) -> str:
 
 
 def _calls(record: JsonObject) -> str:
+    # Of a run that has ended nothing is open any more; its answer names what may have happened.
+    if record["terminal_reason"] is not None:
+        return ""
     doubts = [f"  {one['call']} {one['tool']} {json_text(one['arguments'])}" for one in record["doubts"]]
     calls = [
         f"  {one['call']} {one['tool'] or 'model'}, attempt {one['attempt']}, since {_second(one['since'])}"

@@ -36,10 +36,13 @@ async def watch_run(store: str, run_id: str, *, from_seq: int, as_json: bool) ->
                     _print(envelope, as_json=as_json)
             state = following.state
             if state.end is not None:
+                _must_have(state, from_seq)
                 return COMPLETED if state.end.status == "completed" else UNSUCCESSFUL
             if not news and said != state.events and not await engine.is_held(run_id):
                 said = state.events
-                _say_park(state)
+                _say_waiting(state)
+            if output.unread():
+                return failure.INTERRUPTED
             try:
                 await asyncio.wait_for(leaving.wait(), _LOOK_S)
             except TimeoutError:
@@ -57,10 +60,21 @@ def _print(envelope: "Envelope", *, as_json: bool) -> None:
         output.say(output.escaped(line(envelope)))
 
 
-def _say_park(state: "RunState") -> None:
+def _say_waiting(state: "RunState") -> None:
     """Says what a run waits for that nobody drives; watching goes on."""
     from perdure.journal.render import park_report
 
-    park = state.park()
+    park, name = state.park(), output.escaped(state.run_id)
     if park is not None:
-        output.note(f"run {output.escaped(state.run_id)} parked: {reports.park(park_report(state, park))}")
+        output.note(f"run {name} parked: {reports.park(park_report(state, park))}")
+    else:
+        output.note(f"run {name}: nobody drives it\n  next: perdure resume {name}")
+
+
+def _must_have(state: "RunState", seq: int) -> None:
+    if seq > state.events:
+        raise UsageError(
+            f"the run has ended and has {output.counted(state.events, 'event')}",
+            where=f"run {state.run_id}, --from {seq}",
+            next=f"give 0 to {state.events}",
+        )

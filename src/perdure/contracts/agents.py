@@ -45,6 +45,18 @@ class AgentSpec(Fact, frozen=True):
             "loop": canonical(self.loop),
         }
 
+    def tool_changes(self, other: "AgentSpec") -> list[str]:
+        """How the tools of another definition differ from these, a tool each."""
+        mine, theirs = ({tool.name: tool for tool in spec.tools} for spec in (self, other))
+        changes = [f"{name} removed" for name in mine if name not in theirs]
+        changes += [f"{name} added" for name in theirs if name not in mine]
+        for name in mine.keys() & theirs.keys():
+            one, two = mine[name], theirs[name]
+            fields = [field for field in one.__struct_fields__ if getattr(one, field) != getattr(two, field)]
+            if fields:
+                changes.append(f"{name} changed in {', '.join(fields)}")
+        return sorted(changes) or ["their order"]
+
     def digest(self) -> str:
         """Names this definition: equal for equal definitions (64 hex characters)."""
         return content_digest(canonical({name: content_digest(part) for name, part in self.parts().items()}))

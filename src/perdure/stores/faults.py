@@ -49,7 +49,10 @@ def _sqlite_words(error: apsw.Error) -> tuple[str, str]:
         case apsw.FullError():
             return "the disk is full", "free space on that file system, " + _RESUME
         case apsw.ReadOnlyError() | apsw.PermissionsError():
-            return "the store is read-only", "make the file and its directory writable, " + _RESUME
+            return (
+                "the store is read-only",
+                "make the file, those beside it (-wal, -shm) and its directory writable, " + _RESUME,
+            )
         case apsw.NotADBError():
             return "the file is not a Perdure store", "name another file, or restore this one from a copy"
         case apsw.CorruptError():

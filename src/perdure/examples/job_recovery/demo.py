@@ -70,6 +70,7 @@ def run_demo(options: DemoOptions) -> int:
     folder = _prepared(options.workdir)
     if options.serve:
         print(serve(seed, options.scenario, hold_s=_served_hold(), no_key=options.no_key, folder=folder))
+        print("both servers run in the background until: kill $PERDURE_DEMO_PID", file=sys.stderr)
         return 0
     place = Path(tempfile.mkdtemp(prefix="perdure-demo-")) if folder is None else folder
     narrator = Narrator(quiet=options.json)
