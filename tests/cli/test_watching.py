@@ -5,10 +5,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from tests.cli.shell import Result, Shell, ended, wait_until
+
+
+def started(shell: Shell, *argv: str) -> "subprocess.Popen[str]":
+    """A command that is killed after two minutes: a test that reads from it must not wait for ever."""
+    process = shell.start(*argv)
+    timer = threading.Timer(120, process.kill)
+    timer.daemon = True
+    timer.start()
+    return process
 
 
 def rest(process: "subprocess.Popen[str]") -> Result:
@@ -29,7 +39,7 @@ def test_watch_shows_a_run_that_another_process_drives_to_its_end(shell: Shell) 
     shell.hold()
     driver = shell.start("run", "booking.toml", "--input", "go", "--run-id", "R")
     wait_until(lambda: shell.read("effects") == ["one"])
-    watcher = shell.start("watch", "R", "--json")
+    watcher = started(shell, "watch", "R", "--json")
     assert watcher.stdout is not None
     assert json.loads(watcher.stdout.readline())["kind"] == "run_started"
     shell.let_go()
@@ -42,14 +52,14 @@ def test_watch_shows_a_run_that_another_process_drives_to_its_end(shell: Shell) 
 def test_a_watcher_that_left_rejoins_where_it_left_and_sees_each_event_once(shell: Shell) -> None:
     shell.killed_in_a_booking("R")
     events = len(shell.history("R").splitlines())
-    watcher = shell.start("watch", "R", "--json")
+    watcher = started(shell, "watch", "R", "--json")
     assert watcher.stdout is not None
     first = "".join(watcher.stdout.readline() for _ in range(events))
     watcher.send_signal(signal.SIGINT)
     left = rest(watcher)
     assert left.code == 130
     assert f"perdure watch R --from {events}" in left.err
-    again = shell.start("watch", "R", "--from", str(events), "--json")
+    again = started(shell, "watch", "R", "--from", str(events), "--json")
     shell("resolve", "R", "1.0", "--happened", '"booked one"', "--resume", check=0)
     rejoined = ended(again)
     assert rejoined.code == 0
@@ -61,7 +71,7 @@ def test_a_watcher_outlasts_the_death_of_the_driver(shell: Shell) -> None:
     shell.hold()
     driver = shell.start("run", "booking.toml", "--input", "go", "--run-id", "R")
     wait_until(lambda: shell.read("effects") == ["one"])
-    watcher = shell.start("watch", "R", "--json")
+    watcher = started(shell, "watch", "R", "--json")
     assert watcher.stderr is not None
     driver.kill()
     ended(driver)
@@ -87,7 +97,7 @@ def test_a_watcher_whose_reader_leaves_leaves_too(shell: Shell) -> None:
     """Also while no event comes: nobody drives the run, which is said."""
     shell.killed_in_a_booking("R")
     shell("resolve", "R", "1.0", "--happened", '"booked one"', check=0)
-    watcher = shell.start("watch", "R")
+    watcher = started(shell, "watch", "R")
     assert watcher.stderr is not None
     assert watcher.stdout is not None
     said = watcher.stderr.readline() + watcher.stderr.readline()

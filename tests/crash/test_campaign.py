@@ -25,7 +25,7 @@ def campaign(*arguments: str, timeout_s: float = 300) -> tuple[int, dict[str, An
 @pytest.mark.slow
 def test_runs_killed_at_random_moments_and_at_syncs_double_nothing_and_lose_nothing(tmp_path: Path) -> None:
     """S-074, O17: reads, keyed and unkeyed writes; real processes, one store."""
-    code, found, said = campaign("--kills", "60", "--dir", str(tmp_path / "soak"))
+    code, found, said = campaign("--kills", "60", "--lanes", "2", "--dir", str(tmp_path / "soak"))
     assert code == 0, said
     assert found["kills"] >= 60
     assert sum(found["by_phase"].values()) == found["kills"]
@@ -36,7 +36,9 @@ def test_runs_killed_at_random_moments_and_at_syncs_double_nothing_and_lose_noth
 @pytest.mark.parametrize("sabotage", ["late-intent", "rerun-writes"])
 def test_a_campaign_finds_a_broken_promise(tmp_path: Path, sabotage: str) -> None:
     """S-074: the control. An intent that is not durable when its call starts; a write in doubt that is done again."""
-    code, found, said = campaign("--kills", "60", "--sabotage", sabotage, "--dir", str(tmp_path / "soak"))
+    code, found, said = campaign(
+        "--kills", "120", "--lanes", "2", "--sabotage", sabotage, "--dir", str(tmp_path / "soak")
+    )
     assert code == 1
     assert found["duplicates"] > 0, said
 
@@ -54,7 +56,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Pa
     (tmp_path / "perdure.db").write_bytes(b"somebody's runs")
     code, found, said = campaign("--kills", "1", "--dir", str(tmp_path))
     assert (code, found) == (2, {})
-    assert "not ours to kill" in said
+    assert "it is not empty" in said
     assert [path.name for path in tmp_path.iterdir()] == ["perdure.db"]
     assert (tmp_path / "perdure.db").read_bytes() == b"somebody's runs"
 

@@ -11,15 +11,13 @@ def known_run_ids(store: str, incomplete: str) -> list[str]:
     with suppress(Exception):
         import apsw
 
+        from perdure.stores.reading import run_ids
         from perdure.stores.url import parse_sqlite_url
 
         path, _ = parse_sqlite_url(store)
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
         try:
-            # Escaped: an underscore and a percent sign match anything in a pattern.
-            pattern = "".join(f"\\{sign}" if sign in "%_\\" else sign for sign in incomplete) + "%"
-            query = "select run_id from run where run_id like ? escape '\\' order by run_no desc limit ?"
-            return [run_id for (run_id,) in connection.execute(query, (pattern, MOST))]
+            return run_ids(connection, incomplete, MOST)
         finally:
             connection.close()
     return []

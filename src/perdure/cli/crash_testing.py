@@ -110,7 +110,7 @@ def _recorded(options: Options) -> "tuple[Subject, tuple[AssistantTurn, ...], Pa
 
 def _folder(keep: str | None) -> tuple[Path, bool]:
     """Where the test works, and whether that is removed afterwards."""
-    from perdure.testing.killing.campaign import must_be_empty
+    from perdure.testing.killing.folders import must_be_empty
 
     if keep is None:
         return Path(tempfile.mkdtemp(prefix="perdure-crash-test-")), True

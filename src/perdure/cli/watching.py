@@ -39,6 +39,8 @@ async def watch_run(store: str, run_id: str, *, from_seq: int, as_json: bool) ->
                 _must_have(state, from_seq)
                 return COMPLETED if state.end.status == "completed" else UNSUCCESSFUL
             if not news and said != state.events and not await engine.is_held(run_id):
+                if (await engine.read(run_id, state.events)).envelopes:
+                    continue  # its last events came before the lease was given back
                 said = state.events
                 _say_waiting(state)
             if output.unread():

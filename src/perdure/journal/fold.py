@@ -248,7 +248,7 @@ _COMPLETIONS: frozenset[type[ev.Event]] = frozenset(
 )
 _INTENTS: frozenset[type[ev.Event]] = frozenset({ev.ModelCallRequested, ev.ToolCallRequested})
 _FROM_OUTSIDE: frozenset[type[ev.Event]] = frozenset({ev.Resumed, ev.Woken})
-_NOTHING_NEW: frozenset[type[ev.Event]] = frozenset({ev.DriveStarted, ev.AttemptStarted})
+_NOTHING_NEW: frozenset[type[ev.Event]] = frozenset({ev.DriveStarted, ev.AttemptStarted, ev.LateResultObserved})
 """What a drive records without getting any further."""
 
 Case = Callable[[RunState, Any, Envelope], None]

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,11 +28,12 @@ from typing import Any
 import msgspec
 
 from perdure.engine import Engine
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import PerdureError
 from perdure.runs import indexed
 from perdure.stores.verify import verify
 from perdure.testing.killing import victim
 from perdure.testing.killing.errand import LOST, SETTLED, Ledger, doubled, expected
+from perdure.testing.killing.folders import must_be_empty
 from perdure.testing.killing.marks import PHASES, Marks
 from perdure.testing.killing.processes import Ended, Process, adopt_orphans, fork
 
@@ -153,7 +155,9 @@ class Lane:
             how, ended = self._drive(run_id, marks, chance, spare)
             if ended is None:
                 tally.wedged += 1
-                tally.findings.append(f"{run_id}: a drive that was left alone did not end in {_LONGEST_DRIVE_S:g} s")
+                tally.findings.append(
+                    f"{run_id}: a drive ({how}) neither came to its kill nor ended in {_LONGEST_DRIVE_S:g} s"
+                )
                 return
             if ended.killed and marks.live:
                 killed += 1
@@ -191,6 +195,10 @@ class Lane:
         while not marks.live and time.monotonic() < until:
             if (ended := process.wait(_POLL_S)) is not None:
                 return ended
+        if not marks.live:
+            process.kill()
+            process.wait()
+            return None
         aim = chance.choice(_AIMS) if chance.random() < _AIMED_SHARE else None
         if (ended := process.wait(chance.uniform(0, _SPREAD_S))) is not None:
             return ended
@@ -210,17 +218,18 @@ def _ended(process: Process) -> Ended | None:
     return ended
 
 
-def _under_strace(part: victim.Part, sync: int, output: Path) -> Ended:
-    """One drive in a process that the kernel's tracer kills as it enters a sync."""
+def _under_strace(part: victim.Part, sync: int, output: Path) -> Ended | None:
+    """One drive in a process that the kernel's tracer kills as it enters a sync; None when it did not end."""
     syncs = "fdatasync,fsync"
     tracer = ["strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={syncs}"]
     tracer += ["-e", f"inject={syncs}:signal=KILL:when={sync}"]
     program = [sys.executable, "-m", "perdure.testing.killing.victim", msgspec.json.encode(part).decode()]
-    with output.open("ab") as written:
+    with output.open("ab") as written, suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             [*tracer, *program], stdout=written, stderr=written, check=False, timeout=_LONGEST_DRIVE_S
         )
-    return Ended(done.returncode)
+        return Ended(done.returncode)
+    return None
 
 
 def campaign(
@@ -250,24 +259,6 @@ def campaign(
     return tally
 
 
-def must_be_empty(directory: Path) -> None:
-    """Refuses a directory that holds anything: every run in the store of a campaign is killed.
-
-    Raises:
-        UsageError: it is not empty, or no directory.
-    """
-    if directory.exists() and not directory.is_dir():
-        raise UsageError("it is no directory", where=str(directory), next="name an empty or a new directory")
-    found = sorted(entry.name for entry in directory.iterdir()) if directory.exists() else []
-    if found:
-        raise UsageError(
-            f"it holds {', '.join(found[:3])}{' and more' * (len(found) > 3)}, which are not ours to kill",
-            where=str(directory),
-            next="name an empty or a new directory",
-        )
-    directory.mkdir(parents=True, exist_ok=True)
-
-
 async def _examine(directory: Path, tally: Tally) -> None:
     """Counts what happened, and proves what is recorded."""
     store = directory / "perdure.db"
@@ -283,7 +274,7 @@ async def _examine(directory: Path, tally: Tally) -> None:
             run_id = str(record["run_id"])
             lines = ledger.of(run_id)
             again = doubled(lines)
-            gone = [line.call for line in lines if line.what == LOST]
+            gone = sorted({line.call for line in lines if line.what == LOST})  # each later drive sees it again
             if record["status"] == "completed":
                 there = {(line.what, line.number) for line in lines}
                 gone += [f"{what} {number} never happened" for what, number in sorted(expected() - there)]

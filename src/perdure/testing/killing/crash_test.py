@@ -20,7 +20,7 @@ from perdure.contracts.values import to_json
 from perdure.errors import PerdureError
 from perdure.testing.killing.cut_drive import CutDrive, Drove, Notes, Ran, Subject
 from perdure.testing.killing.cuts import Cut, cuts_of
-from perdure.testing.killing.processes import adopt_orphans, fork
+from perdure.testing.killing.processes import Ended, adopt_orphans, fork
 from perdure.testing.killing.worlds import CrashWorld
 
 MOST_DRIVES = 40
@@ -76,7 +76,7 @@ class CrashReport(msgspec.Struct, frozen=True):
     """What a crash test found."""
 
     ok: bool
-    """Nothing doubled, nothing lost, and every cut ended as the undisturbed run."""
+    """Nothing doubled, nothing lost, and every cut ended as the undisturbed run, or was given up as unclear."""
     cuts: int
     events: int
     """Of the undisturbed run."""
@@ -91,7 +91,9 @@ class CrashReport(msgspec.Struct, frozen=True):
     left_behind: int
     """Processes that outlived a drive; they were ended."""
     left_by: tuple[str, ...]
-    """Every tool that ran in each of those drives: one of these left them."""
+    """The tools that ran in each of those drives; where no tool ran in all of them, those that ran in any."""
+    unmet: int
+    """Cuts that never came: the run went another way, or a function was quicker than undisturbed."""
     seconds: float
 
 
@@ -120,6 +122,7 @@ class CrashTest:
     findings: list[Finding] = field(default_factory=list)
     left_behind: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     """Of each drive that was outlived: by how many processes, and which tools had run in it."""
+    unmet: int = 0
 
     def run(self, progress: Progress | None = None) -> CrashReport:
         """Carries it out.
@@ -150,22 +153,19 @@ class CrashTest:
                 where=f"agent {self.subject.agent.name}",
                 next="test a run that ends by itself; answers of a recorded run are given again",
             )
-        return _Control(drove, self._effects() - before, course.ran())
+        return _Control(drove, _changes(before, self._effects()), course.ran())
 
     def _kill(self, control: _Control, cut: Cut) -> None:
         course = _Course(self, self.folder / f"{cut.events:04}-{cut.moment}", cut)
         before, found = self._fresh_world(), len(self.findings)
         drove = course.to_the_end()
-        effects = self._effects() - before
-        more = effects - control.effects
-        if more:
-            blamed: list[str | None] = [*course.ran_twice()] or [cut.tool]
-            for tool in blamed:
-                self.find("doubled", tool, cut, f"beyond what is done undisturbed: {_shown(more)}")
+        effects = _changes(before, self._effects())
+        more, less = _changes(control.effects, effects), _changes(effects, control.effects)
+        if +more:
+            self.find("doubled", course.repeated(), cut, f"beyond what is done undisturbed: {_shown(+more)}")
         if drove is not None:
-            less = control.effects - effects
-            if less:
-                self.find("lost", cut.tool, cut, f"done undisturbed, and missing: {_shown(less)}")
+            if +less:
+                self.find("lost", course.forgotten(), cut, f"done undisturbed, and missing: {_shown(+less)}")
             if _end(drove) != _end(control.drove):
                 self.find("ended_otherwise", None, cut, f"it ended {drove.status} ({drove.reason})")
         if len(self.findings) == found:
@@ -217,12 +217,13 @@ class CrashTest:
             cuts=len(cuts),
             events=len(control.drove.events),
             turns=len(control.drove.turns),
-            effects=control.effects.total(),
+            effects=sum(map(abs, control.effects.values())),
             tools=tools,
             ended_otherwise=len(otherwise) + len(unowned),
             otherwise=next((f"{one.cut}: {one.detail}" for one in otherwise + unowned), None),
             left_behind=sum(count for count, _ in self.left_behind),
-            left_by=tuple(sorted(_in_all([tools for _, tools in self.left_behind]))),
+            left_by=tuple(sorted(_suspects([tools for _, tools in self.left_behind]))),
+            unmet=self.unmet,
             seconds=seconds,
         )
 
@@ -256,11 +257,12 @@ class _Course:
         """How it ended; None when it was given up."""
         drive = CutDrive(self._test.subject, self.folder, 0, self._test.turns, self._cut, working=self._test.working)
         while self.drives < MOST_DRIVES:
-            killed_for_us = drive.cut is not None
-            drove = self._drive(drive)
-            if drove is None and (self.stopped or not killed_for_us):
-                self._give_up(self.stopped or "a drive died by itself")
+            drove, ended = self._drive(drive)
+            if drove is None and (self.stopped or drive.cut is None or not ended.killed):
+                self._give_up(self.stopped or f"a drive died by itself (exit code {ended.code})")
                 return None
+            if drove is not None and drove.status != "parked" and drive.cut is not None:
+                self._test.unmet += 1
             if drove is None:
                 drive = replace(drive, cut=None, verdict=None, answer=None)
             elif drove.status != "parked":
@@ -274,16 +276,16 @@ class _Course:
         self._give_up(f"it has not ended after {self.drives} drives")
         return None
 
-    def _drive(self, drive: CutDrive) -> Drove | None:
-        """One process. None when it left no result: it was killed."""
+    def _drive(self, drive: CutDrive) -> tuple[Drove | None, Ended]:
+        """One process. None when it left no result: it was killed, or died."""
         self.drives += 1
         process = fork(drive.work, drive.output)
         ended = process.wait(self._test.timeout_s)
         if ended is None:
             process.kill()
-            ended = process.wait()
+            ended = process.ended()
             self.stopped = f"{self._under_way()} within {self._test.timeout_s:g} s"
-        if ended is not None and ended.left_behind:
+        if ended.left_behind:
             tools = frozenset(one.tool for one in self.ran() if one.drive == drive.number)
             self._test.left_behind.append((ended.left_behind, tools))
         forked = next((one for one in self.ran() if one.moment == "forked"), None)
@@ -293,7 +295,8 @@ class _Course:
                 where=f"agent {self._test.subject.agent.name}",
                 next="start a program of its own, or end the copy with os._exit",
             )
-        return msgspec.json.decode(drive.result.read_bytes(), type=Drove) if drive.result.exists() else None
+        drove = msgspec.json.decode(drive.result.read_bytes(), type=Drove) if drive.result.exists() else None
+        return drove, ended
 
     def _settled(self, drive: CutDrive, drove: Drove) -> CutDrive | None:
         """The next drive, told what the run waits for; None when that cannot be known here."""
@@ -345,12 +348,29 @@ class _Course:
         """What the notes say."""
         return Notes.read(self.folder)
 
-    def ran_twice(self) -> list[str]:
-        """Tools of which a call's function ran in more than one drive."""
+    def _drives_by_call(self) -> dict[tuple[str, str], set[int]]:
+        """In which drives the function of each call began, by tool and call."""
         drives: dict[tuple[str, str], set[int]] = {}
         for one in self.ran():
-            drives.setdefault((one.tool, one.call), set()).add(one.drive)
-        return sorted({tool for (tool, _), met in drives.items() if len(met) > 1})
+            if one.moment == "began":
+                drives.setdefault((one.tool, one.call), set()).add(one.drive)
+        return drives
+
+    def repeated(self) -> str | None:
+        """The tool whose function ran again; None where that is not the cut's own and not the only one."""
+        again = {tool for (tool, _), drives in self._drives_by_call().items() if len(drives) > 1}
+        mine = None if self._cut is None else self._cut.tool
+        return mine if mine in again else _only(again)
+
+    def forgotten(self) -> str | None:
+        """The tool that had done something before the kill and did not do it again; None where more than one had."""
+        effects = {tool.descriptor.name: tool.descriptor.effect for tool in self._test.subject.agent.tools}
+        kept = {
+            tool
+            for (tool, _), drives in self._drives_by_call().items()
+            if drives == {0} and effects.get(tool) is not Effect.READ
+        }
+        return _only(kept)
 
 
 def _advice(what: str, effect: Effect) -> str:
@@ -367,8 +387,19 @@ def _end(drove: Drove) -> tuple[object, ...]:
     return drove.status, drove.reason, drove.answer, drove.output
 
 
-def _in_all(sets: Sequence[frozenset[str]]) -> frozenset[str]:
-    return frozenset.intersection(*sets) if sets else frozenset()
+def _suspects(sets: Sequence[frozenset[str]]) -> frozenset[str]:
+    return (frozenset.intersection(*sets) or frozenset.union(*sets)) if sets else frozenset()
+
+
+def _only(names: set[str]) -> str | None:
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def _changes(before: Counter[bytes], after: Counter[bytes]) -> Counter[bytes]:
+    """What came, counted up, and what went, counted down."""
+    changes = Counter(after)
+    changes.subtract(before)
+    return Counter({effect: count for effect, count in changes.items() if count})
 
 
 def _took_ms(ran: Sequence[Ran]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from perdure.errors import UsageError
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.0005
 RAISED = 70
 """Exit code of a process whose work raised; what it raised is in its output."""
@@ -52,6 +52,20 @@ class Process:
 
     def wait(self, timeout_s: float | None = None) -> Ended | None:
         """How it ended, once whatever it left behind is gone as well; None when it has not ended in that time."""
+        try:
+            return self._waited(timeout_s)
+        except BaseException:  # told to stop: it must not go on alone
+            self.kill()
+            self._waited(None)
+            raise
+
+    def ended(self) -> Ended:
+        """How it ended, however long that takes."""
+        ended = self.wait()
+        assert ended is not None
+        return ended
+
+    def _waited(self, timeout_s: float | None) -> Ended | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         # Polled: the parent has no thread and no loop, so that it may fork again at any time.
         while self._ended is None:
@@ -85,12 +99,14 @@ def fork(work: Callable[[], int], output: Path) -> Process:
         )
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return Process(pid)
     code = RAISED
     try:
         os.setsid()
+        _end_with(parent)
         _redirect(output)
         code = work()
     except BaseException:  # noqa: BLE001 - a forked process must not return into its parent's code
@@ -108,13 +124,21 @@ _adopting: list[int] = []
 
 def adopt_orphans() -> None:
     """Makes this process the parent of what its children leave behind, sessions of their own included, so that it can
-    be found and ended. On Linux; elsewhere only what stays in a child's own group is found.
+    be found and ended. On Linux; elsewhere nothing that is left behind is found.
 
     For a process that has one such child at a time: whatever else it is the parent of then counts as left behind.
     """
     with suppress(OSError, AttributeError):
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
             _adopting[:] = [os.getpid()]
+
+
+def _end_with(parent: int) -> None:
+    """Has the system end this process when its parent is gone, also by SIGKILL. On Linux."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was quicker
+        os._exit(RAISED)
 
 
 def _redirect(output: Path) -> None:
@@ -132,12 +156,10 @@ def _clear_away(session: int) -> int:
     found: set[int] = set()
     while (alive := _left_behind(session)) - found:
         found |= alive
-        for pid in alive:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
         # What they in turn leave behind comes to light once they are gone.
         for pid in alive:
-            with suppress(ChildProcessError):
+            with suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
     return len(found)
 

@@ -1,5 +1,6 @@
 """What a user's tools change, as a crash test sees it."""
 
+import hashlib
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,7 +9,8 @@ from typing import Any, Protocol
 
 from perdure.contracts.contract import JsonValue
 
-_LARGEST_FILE = 10_000_000
+_LARGEST_TEXT = 10_000_000
+"""Bytes; a larger file is compared as a whole."""
 
 
 class CrashWorld(Protocol):
@@ -23,8 +25,8 @@ class CrashWorld(Protocol):
 
 
 class FilesWorld:
-    """A folder: the tools' working directory. Its effects are the lines of its files; of a file that is no text, its
-    bytes as a whole."""
+    """A folder: the tools' working directory. Its effects are the lines of its files; of a file that is no text, or is
+    large, the digest of its bytes."""
 
     def __init__(self, folder: Path, template: Path | None) -> None:
         """`template` is copied into the folder at each reset; None: it is empty then."""
@@ -51,13 +53,14 @@ class FilesWorld:
 
 
 def _lines(path: Path) -> list[str]:
-    if path.stat().st_size > _LARGEST_FILE:
-        return [f"({path.stat().st_size} bytes)"]
+    if path.stat().st_size > _LARGEST_TEXT:
+        with path.open("rb") as file:
+            return [f"SHA-256 {hashlib.file_digest(file, 'sha256').hexdigest()}"]
     data = path.read_bytes()
     try:
         return data.decode("utf-8").splitlines()
     except UnicodeDecodeError:
-        return [data.hex()[:2000]]
+        return [f"SHA-256 {hashlib.sha256(data).hexdigest()}"]
 
 
 def is_world(thing: Any) -> bool:
