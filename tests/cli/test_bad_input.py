@@ -240,7 +240,7 @@ def test_a_changed_definition_names_the_tools_that_differ(shell: Shell) -> None:
     shell.write("asking.toml", agent.replace('["my_tools:ask"]', '["my_tools:add"]'))
     assert "differs in: tools; tools: add added; ask removed" in shell("resume", "R", check=4).err
     shell.write("asking.toml", agent)
-    shell.write("my_tools.py", tools.replace('"""Asks a person."""', '"""Asks somebody."""'))
+    shell.write("my_tools.py", tools.replace('"""Asks a person."""', '"""Asks somebody else."""'))
     assert "tools: ask changed in description" in shell("resume", "R", check=4).err
 
 
