@@ -302,6 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PerdureError as error:
         print(f"soak: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"soak: stopped; what there is stays in {scratch}", file=sys.stderr)
+        return 130
     problems = tally.problems()
     for finding in tally.findings[:20]:
         print(f"soak: {finding}", file=sys.stderr)

@@ -204,7 +204,8 @@ class CrashTest:
             process.wait()
         if ended is None or ended.code != 0:
             said = output.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["it did not end"]
-            raise CrashTestError(f"{what} of the world failed: {said[0]}", where=str(output), next="correct the world")
+            place = f"world {type(self.world).__name__}"
+            raise CrashTestError(f"{what} failed: {said[0]}", where=place, next="correct it")
 
     def _report(self, control: _Control, cuts: Sequence[Cut], seconds: float) -> CrashReport:
         otherwise = [one for one in self.findings if one.what == "ended_otherwise"]
