@@ -183,10 +183,8 @@ def _left_behind(session: int) -> set[int]:
 def _group_exists(group: int) -> bool:
     try:
         os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # of others' processes: it is there
     return True
 
 
