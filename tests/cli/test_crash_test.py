@@ -43,7 +43,9 @@ def sneak(line: str) -> str:
 def honour(line: str, call: CallContext) -> str:
     """Does it once per key."""
     if not os.path.exists(call.idempotency_key):
-        add(call.idempotency_key, line)
+        with open("new", "w") as file:
+            file.write(line + "\\n")
+        os.replace("new", call.idempotency_key)  # whole or not at all: it may be killed anywhere
     return "done"
 
 
@@ -60,6 +62,17 @@ def write(line: str) -> str:
     time.sleep(0.01)
     add("written.txt", line)
     time.sleep(0.01)
+    return "written"
+
+
+@tool(effect="write")
+def halve(line: str) -> str:
+    """Writes, and is half done for most of the time it takes."""
+    with open("halved.txt", "w") as file:
+        file.write("half a ")
+        file.flush()
+        time.sleep(0.3)
+        file.write(line + "\\n")
     return "written"
 
 
@@ -116,6 +129,7 @@ def model(*names):
 safe = model("look", "honour", "look")
 unsafe = model("look", "forget", "sneak")
 writing = model("write")
+halving = model("halve")
 losing = model("keep", "look", "save")
 asking = model("ask", "honour")
 sticking = model("stuck")
@@ -124,7 +138,7 @@ leaving = model("look", "leaves", "look")
 
 '''
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='pool', daemon=True).start()\n"
-NAMES = ("look", "sneak", "honour", "forget", "write", "keep", "save", "ask", "stuck", "forks", "leaves")
+NAMES = ("look", "sneak", "honour", "forget", "write", "halve", "keep", "save", "ask", "stuck", "forks", "leaves")
 
 
 @pytest.fixture
@@ -193,6 +207,13 @@ def test_a_plain_write_is_never_doubled_and_is_said_to_wait_for_a_person(folder:
     assert (write["doubled"], write["lost"]) == (0, 0)
     assert write["blocked"] >= 2
     assert write["unclear"] <= 1
+
+
+def test_the_half_done_work_of_a_killed_write_is_unclear_and_no_repeat(folder: Path) -> None:
+    code, report = crash_test(folder, agent(folder, "halving"), "--input", "go")
+    assert (code, report["ok"]) == (0, True)
+    halve = report["by_tool"]["halve"]
+    assert (halve["doubled"], halve["lost"], halve["unclear"]) == (0, 0, 1)
 
 
 def test_an_effect_that_lives_in_memory_is_found_lost(folder: Path) -> None:
