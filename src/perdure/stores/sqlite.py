@@ -18,6 +18,7 @@ from perdure.stores.driver_lock import DriverLock, driver_is_dead
 from perdure.stores.faults import translated
 from perdure.stores.leases import Driver, Holder
 from perdure.stores.mounts import network_type
+from perdure.stores.presence import Presence
 from perdure.stores.threads import Reader
 from perdure.stores.wal import Watch
 from perdure.stores.writer import Writer, closed
@@ -39,7 +40,7 @@ class SqliteStore:
         self._driver, self._lock, self._clock, self._create, self._read_only = driver, lock, clock, create, read_only
         self._closed = False
         self._writer = Writer(driver, clock, self._open_for_writing)
-        self._reader = Reader(partial(schema.open_for_reading, path), Watch(path).look)
+        self._reader = Reader(partial(schema.open_for_reading, path), _looks_before_reading(path))
 
     @classmethod
     async def open(
@@ -226,6 +227,16 @@ class SqliteStore:
                 "the store is open for reading only", where=f"store {self.path}", next="open it for writing"
             )
         return self._writer.submit(work, renews=renews)
+
+
+def _looks_before_reading(path: Path) -> Callable[[apsw.Connection], None]:
+    presence, watch = Presence(path), Watch(path)
+
+    def look(connection: apsw.Connection) -> None:
+        presence.check(connection)
+        watch.look(connection)
+
+    return look
 
 
 def _refuse_network(path: Path) -> None:

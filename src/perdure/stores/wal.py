@@ -156,7 +156,7 @@ class Watch:
             StoreError: commits in the log cannot be reached.
         """
         with translated(self._path):
-            frames = _recovered(connection)
+            frames = frames_read(connection)
         if self._seen is None or (frames is not None and frames < self._seen):
             frames = must_be_whole(connection, self._path).frames
         self._seen = self._seen if frames is None else frames
@@ -195,7 +195,12 @@ def torn_end(frames: int) -> str:
     return f"{number} at the end of the write-ahead log belong to no finished transaction and count for nothing"
 
 
-def _recovered(connection: apsw.Connection) -> int | None:
+def bytes_of(frames: int, connection: apsw.Connection) -> int:
+    """How long a log with so many frames is at least, in bytes."""
+    return _HEADER_BYTES + frames * (_FRAME.size + _page_bytes(connection)) if frames else 0
+
+
+def frames_read(connection: apsw.Connection) -> int | None:
     """How many frames of the log are read back; None where SQLite does not tell: this user cannot write the files, or
     the connection is in the middle of a read."""
     connection.pragma("user_version")  # before its first read a connection knows of no log
@@ -220,7 +225,7 @@ def holds_frames(path: Path) -> bool:
 
 def _look(connection: apsw.Connection, path: Path) -> LogReport:
     with translated(path):
-        frames = _recovered(connection)
+        frames = frames_read(connection)
         try:
             # None of SQLite's locks lies on this file, so closing it drops none.
             descriptor = os.open(log_path(path), os.O_RDONLY | os.O_CLOEXEC)

@@ -20,6 +20,7 @@ from perdure.ports import Clock
 from perdure.stores import leases
 from perdure.stores.faults import store_error
 from perdure.stores.leases import Driver
+from perdure.stores.presence import Presence
 
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], Any]
@@ -52,6 +53,7 @@ class Writer:
         self._closing = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._connection: apsw.Connection | None = None
+        self._presence = Presence(driver.path)
         self.failure: StoreError | None = None
         """Why nothing is written any more; None while all is well."""
         self._thread: threading.Thread | None = None
@@ -115,6 +117,7 @@ class Writer:
         error: Exception | None = None
         try:
             self._connection = self._open_connection()
+            self._presence.check(self._connection)
         except Exception as refused:  # noqa: BLE001 - handed to whoever opens the store
             self.failure = store_error(refused, self._driver.path)
             error = refused if isinstance(refused, PerdureError) else self.failure
@@ -140,11 +143,12 @@ class Writer:
             return [(piece, None, self.failure) for piece in batch]
         assert self._connection is not None
         try:
+            self._presence.check(self._connection)
             self._connection.execute("begin immediate")
         except apsw.BusyError as error:
             busy = store_error(error, self._driver.path)
             return [(piece, None, busy) for piece in batch]
-        except apsw.Error as error:
+        except (apsw.Error, StoreError) as error:
             return self._fail(batch, error)
         try:
             return self._commit(self._connection, batch)
@@ -161,6 +165,7 @@ class Writer:
             settled = [self._apply(connection, piece) for piece in batch]
         if connection.in_transaction:
             connection.execute("commit")
+        self._presence.check(connection)  # before anybody is told that it is durable
         if beats:
             # In this order: who sees the renewal must see what was lost, too.
             self._driver.lose(lost)
