@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +124,19 @@ def leaves() -> str:
     return "left"
 
 
+@tool(effect="read")
+def lingers() -> str:
+    """Leaves a process behind, says which, and never returns."""
+    left = subprocess.Popen(["sleep", "318"], start_new_session=True)
+    with open(os.environ["LINGERS"] + ".new", "w") as file:
+        file.write(str(left.pid))
+    os.replace(os.environ["LINGERS"] + ".new", os.environ["LINGERS"])
+    time.sleep(1000)
+    return ""
+
+
 def model(*names):
-    given = {"look": {"at": "x"}, "save": {}, "ask": {}, "stuck": {}, "forks": {}, "leaves": {}}
+    given = {"look": {"at": "x"}} | dict.fromkeys(("save", "ask", "stuck", "forks", "leaves", "lingers"), {})
     return ScriptedModel([calls((name, given.get(name, {"line": name}))) for name in names] + [text("Done.")])
 
 
@@ -135,10 +149,12 @@ asking = model("ask", "honour")
 sticking = model("stuck")
 forking = model("forks")
 leaving = model("look", "leaves", "look")
+lingering = model("lingers")
 
 '''
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='pool', daemon=True).start()\n"
 NAMES = ("look", "sneak", "honour", "forget", "write", "halve", "keep", "save", "ask", "stuck", "forks", "leaves")
+NAMES = (*NAMES, "lingers")
 
 
 @pytest.fixture
@@ -154,13 +170,18 @@ def agent(folder: Path, model: str, *tools: str) -> str:
     return f"{model}.toml"
 
 
+PERDURE = (sys.executable, "-m", "perdure.cli")
+
+
+def surroundings(folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    return os.environ | {"PERDURE_STORE": "", "TMPDIR": str(folder)} | environment
+
+
 def perdure(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, "-m", "perdure.cli", *arguments]
-    places = {"PERDURE_STORE": "", "TMPDIR": str(folder)}
     return subprocess.run(
-        argv,
+        [*PERDURE, *arguments],
         cwd=folder,
-        env=os.environ | places | environment,
+        env=surroundings(folder, environment),
         capture_output=True,
         text=True,
         timeout=120,
@@ -330,6 +351,16 @@ def test_the_demos_agent_is_clean_and_without_its_key_it_is_not(tmp_path: Path) 
         os.kill(int(names["PERDURE_DEMO_PID"]), 15)
 
 
+def eventually(met: Callable[[], bool]) -> bool:
+    """Whether it is met within a minute."""
+    deadline = time.monotonic() + 60
+    while not met():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("perdure-crash-test-*")]
 
@@ -358,6 +389,36 @@ def test_a_tool_that_leaves_processes_behind_is_named_and_they_are_ended(folder:
     assert report["left_behind"] > 0
     assert "leaves" in report["left_by"]
     assert subprocess.run(["pgrep", "-f", "^sleep 317$"], capture_output=True, check=False).stdout == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_crash_test_told_to_stop_leaves_no_folder_and_no_process(folder: Path, number: signal.Signals) -> None:
+    """H27: a process in a session of its own included."""
+    said = folder / "lingers"
+    argv = [*PERDURE, "crash-test", agent(folder, "lingering"), "--input", "go"]
+    environment = surroundings(folder, {"LINGERS": str(said)})
+    with subprocess.Popen(argv, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as test:
+        assert eventually(said.exists)
+        test.send_signal(number)
+        _, complaint = test.communicate(timeout=60)
+    assert (test.returncode, complaint) == (128 + number, "")
+    assert leftovers(folder) == []
+    assert eventually(lambda: not Path(f"/proc/{said.read_text()}").exists())
+
+
+def test_a_second_request_to_stop_does_not_cut_the_cleaning_up_short(folder: Path) -> None:
+    said = folder / "lingers"
+    argv = [*PERDURE, "crash-test", agent(folder, "lingering"), "--input", "go"]
+    environment = surroundings(folder, {"LINGERS": str(said)})
+    with subprocess.Popen(argv, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as test:
+        assert eventually(said.exists)
+        while test.poll() is None:
+            test.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert test.stderr is not None
+        assert (test.returncode, test.stderr.read()) == (143, "")
+    assert leftovers(folder) == []
+    assert eventually(lambda: not Path(f"/proc/{said.read_text()}").exists())
 
 
 def test_an_agent_that_cannot_be_imported_is_named_and_nothing_is_left(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.cli import output, tables
 from perdure.cli.arguments import task_input
+from perdure.cli.stopping import Interrupted, unwinding
 from perdure.contracts.contract import JsonValue
 from perdure.errors import ConfigurationError, UsageError
 
@@ -54,23 +55,35 @@ def task_of(subject: str, text: str | None, as_json: str | None) -> JsonValue:
 
 
 def crash_test(options: Options, *, as_json: bool) -> int:
-    """Tests and prints. Returns the exit code: 0 clean, 1 something was doubled, lost or ended otherwise."""
-    from perdure.testing.killing.crash_test import CrashTest
-
+    """Tests and prints. Returns the exit code: 0 clean, 1 something was doubled, lost or ended otherwise, 128 and a
+    signal's number when that asked it to leave."""
     if not options.timeout_s > 0:
         raise UsageError(f"the time limit is {options.timeout_s:g} s", where="--timeout", next="give seconds above 0")
     subject, turns, base = _recorded(options) if not _names_agent(options.subject) else _declared(options)
+    try:
+        with unwinding():
+            report = _tested(options, subject, turns, base)
+    except Interrupted as interrupted:
+        return interrupted.exit_code
+    _print(report, as_json=as_json)
+    return CLEAN if report.ok else UNSAFE
+
+
+def _tested(
+    options: Options, subject: "Subject", turns: "tuple[AssistantTurn, ...] | None", base: Path
+) -> "CrashReport":
+    from perdure.testing.killing.crash_test import CrashTest
+
     folder, temporary = _folder(options.keep)
     try:
         world, working = _world(options, folder, base)
         test = CrashTest(subject, world, folder / "cuts", working, turns, options.timeout_s)
         report = test.run(_progress if output.watched() else None)
         (folder / "report.json").write_text(output.json_text(_record(report)) + "\n", "utf-8")
+        return report
     finally:
         if temporary:
             shutil.rmtree(folder, ignore_errors=True)
-    _print(report, as_json=as_json)
-    return CLEAN if report.ok else UNSAFE
 
 
 def _names_agent(subject: str) -> bool:

@@ -20,7 +20,7 @@ from perdure.contracts.values import to_json
 from perdure.errors import PerdureError
 from perdure.testing.killing.cut_drive import CutDrive, Drove, Notes, Ran, Subject
 from perdure.testing.killing.cuts import Cut, cuts_of
-from perdure.testing.killing.processes import Ended, adopt_orphans, fork
+from perdure.testing.killing.processes import Ended, adopt_orphans, end_children, fork
 from perdure.testing.killing.worlds import CrashWorld
 
 MOST_DRIVES = 40
@@ -132,6 +132,12 @@ class CrashTest:
             UsageError: this process has threads, so it cannot be forked.
         """
         adopt_orphans()
+        try:
+            return self._run(progress)
+        finally:
+            end_children()
+
+    def _run(self, progress: Progress | None) -> CrashReport:
         began = time.monotonic()
         control = self._undisturbed()
         self.turns = control.drove.turns

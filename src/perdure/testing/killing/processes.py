@@ -43,11 +43,12 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._code: int | None = None
         self._ended: Ended | None = None
 
     def kill(self) -> None:
         """Ends it at once, wherever it is."""
-        if self._ended is None:
+        if self._code is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> Ended | None:
@@ -68,14 +69,16 @@ class Process:
     def _waited(self, timeout_s: float | None) -> Ended | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         # Polled: the parent has no thread and no loop, so that it may fork again at any time.
-        while self._ended is None:
+        while self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG if deadline is not None else 0)
             if pid:
-                self._ended = Ended(os.waitstatus_to_exitcode(status), _clear_away(self.pid))
+                self._code = os.waitstatus_to_exitcode(status)
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
+        if self._ended is None:
+            self._ended = Ended(self._code, _clear_away(self.pid))
         return self._ended
 
 
@@ -133,6 +136,13 @@ def adopt_orphans() -> None:
             _adopting[:] = [os.getpid()]
 
 
+def end_children() -> None:
+    """Ends every process this one is the parent of, where it adopts orphans: also one it was asked to leave over before
+    anything knew of it."""
+    if _adopting == [os.getpid()]:
+        _clear_away(None)
+
+
 def _end_with(parent: int) -> None:
     """Has the system end this process when its parent is gone, also by SIGKILL. On Linux."""
     with suppress(OSError, AttributeError):
@@ -151,8 +161,8 @@ def _redirect(output: Path) -> None:
     os.close(written)
 
 
-def _clear_away(session: int) -> int:
-    """Kills what a dead process left behind; returns how many processes there were."""
+def _clear_away(session: int | None) -> int:
+    """Kills what a dead process left behind; returns how many processes there were. None: what any of them left."""
     found: set[int] = set()
     while (alive := _left_behind(session)) - found:
         found |= alive
@@ -164,9 +174,9 @@ def _clear_away(session: int) -> int:
     return len(found)
 
 
-def _left_behind(session: int) -> set[int]:
+def _left_behind(session: int | None) -> set[int]:
     adopting = _adopting == [os.getpid()]
-    if not (_group_exists(session) or (adopting and _has_children())):
+    if not ((session is not None and _group_exists(session)) or (adopting and _has_children())):
         return set()
     found = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
