@@ -163,10 +163,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def agent(folder: Path, model: str, *tools: str) -> str:
-    """An agent file with that scripted model and these tools."""
+def agent(folder: Path, model: str, *tools: str, more: str = "") -> str:
+    """An agent file with that scripted model, these tools and these lines more."""
     names = ", ".join(f'"shop:{name}"' for name in tools or NAMES)
-    (folder / f"{model}.toml").write_text(f'name = "shop"\nmodel = "shop:{model}"\ntools = [{names}]\n', "utf-8")
+    lines = f'name = "shop"\nmodel = "shop:{model}"\ntools = [{names}]\n{more}\n'
+    (folder / f"{model}.toml").write_text(lines, "utf-8")
     return f"{model}.toml"
 
 
@@ -235,6 +236,29 @@ def test_the_half_done_work_of_a_killed_write_is_unclear_and_no_repeat(folder: P
     assert (code, report["ok"]) == (0, True)
     halve = report["by_tool"]["halve"]
     assert (halve["doubled"], halve["lost"], halve["unclear"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("on_exhausted", ["", 'on_exhausted = "finish"'])
+def test_an_agent_that_exactly_meets_its_limits_is_safe_and_said_to_pass_them_when_killed(
+    folder: Path, on_exhausted: str
+) -> None:
+    exact = f"{on_exhausted}\n[limits]\nmax_tool_calls = 3\nmax_model_turns = 4"
+    code, report = crash_test(folder, agent(folder, "safe", more=exact), "--input", "go")
+    assert (code, report["ok"], report["ended_otherwise"]) == (0, True, 0)
+    assert report["past_limits"].keys() == {"max_tool_calls", "max_model_turns"}
+    assert all(0 < cuts < report["cuts"] for cuts in report["past_limits"].values())
+    said = perdure(folder, "crash-test", "safe.toml", "--input", "go").stdout
+    assert re.search(r"at \d+ cuts? the run used more than max_tool_calls allows", said)
+    _, roomy = crash_test(folder, agent(folder, "safe"), "--input", "go")
+    assert roomy["past_limits"] == {}
+
+
+def test_a_run_that_ends_at_a_limit_undisturbed_is_refused(folder: Path) -> None:
+    """A repeat counts, so its killed runs would have to do less."""
+    short = 'on_exhausted = "finish"\n[limits]\nmax_tool_calls = 2'
+    done = perdure(folder, "crash-test", agent(folder, "safe", more=short), "--input", "go")
+    assert done.returncode == 1
+    assert "it ends at a limit (max_tool_calls)" in done.stderr
 
 
 def test_an_effect_that_lives_in_memory_is_found_lost(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from perdure.contracts.contract import canonical
+from perdure.contracts.limits import LIMIT_NAMES, Limits
 from perdure.contracts.messages import AssistantTurn, Effect
 from perdure.contracts.values import to_json
 from perdure.errors import PerdureError
@@ -92,6 +93,9 @@ class CrashReport(msgspec.Struct, frozen=True):
     """Processes that outlived a drive; they were ended."""
     left_by: tuple[str, ...]
     """The tools that ran in each of those drives; where no tool ran in all of them, those that ran in any."""
+    past_limits: dict[str, int]
+    """Cuts at which the run used more than a limit of the agent allows, since a repeat counts, by the limit's name.
+    There it would have waited or ended: killed runs have no limit here, so that the rest of them is tested."""
     unmet: int
     """Cuts that never came: the run went another way, or a function was quicker than undisturbed."""
     seconds: float
@@ -123,6 +127,7 @@ class CrashTest:
     left_behind: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     """Of each drive that was outlived: by how many processes, and which tools had run in it."""
     unmet: int = 0
+    past_limits: Counter[str] = field(default_factory=Counter)
 
     def run(self, progress: Progress | None = None) -> CrashReport:
         """Carries it out.
@@ -141,9 +146,11 @@ class CrashTest:
         began = time.monotonic()
         control = self._undisturbed()
         self.turns = control.drove.turns
+        limits = self.subject.agent.limits
+        self.subject = replace(self.subject, agent=replace(self.subject.agent, limits=_lifted(limits)))
         cuts = cuts_of(control.drove.events, _took_ms(control.ran))
         for done, cut in enumerate(cuts, 1):
-            self._kill(control, cut)
+            self._kill(control, cut, limits)
             if progress is not None:
                 progress(done, len(cuts))
         return self._report(control, cuts, time.monotonic() - began)
@@ -159,9 +166,15 @@ class CrashTest:
                 where=f"agent {self.subject.agent.name}",
                 next="test a run that ends by itself; answers of a recorded run are given again",
             )
+        if drove.outcome == "exhausted":
+            raise CrashTestError(
+                f"it ends at a limit ({drove.reason}) undisturbed; a repeat counts, so a killed run would do less",
+                where=f"agent {self.subject.agent.name}",
+                next="raise that limit for the test",
+            )
         return _Control(drove, _changes(before, self._effects()), course.ran())
 
-    def _kill(self, control: _Control, cut: Cut) -> None:
+    def _kill(self, control: _Control, cut: Cut, limits: Limits) -> None:
         course = _Course(self, self.folder / f"{cut.events:04}-{cut.moment}", cut)
         before, found = self._fresh_world(), len(self.findings)
         drove = course.to_the_end()
@@ -172,6 +185,7 @@ class CrashTest:
         if +more:
             self.find("doubled", course.repeated(), cut, f"beyond what is done undisturbed: {_shown(+more)}")
         if drove is not None:
+            self.past_limits.update(name for name, used in drove.used.items() if used > (getattr(limits, name) or used))
             if +less:
                 self.find("lost", course.forgotten(), cut, f"done undisturbed, and missing: {_shown(+less)}")
             if _end(drove) != _end(control.drove):
@@ -232,6 +246,7 @@ class CrashTest:
             otherwise=next((f"{one.cut}: {one.detail}" for one in otherwise + unowned), None),
             left_behind=sum(count for count, _ in self.left_behind),
             left_by=tuple(sorted(_suspects([tools for _, tools in self.left_behind]))),
+            past_limits=dict(self.past_limits),
             unmet=self.unmet,
             seconds=seconds,
         )
@@ -397,6 +412,11 @@ def _advice(what: str, effect: Effect) -> str:
 
 def _end(drove: Drove) -> tuple[object, ...]:
     return drove.status, drove.reason, drove.answer, drove.output
+
+
+def _lifted(limits: Limits) -> Limits:
+    """Without what a repeat counts against: what is used is judged afterwards, and the turns are fixed."""
+    return msgspec.structs.replace(limits, **dict.fromkeys((*LIMIT_NAMES, "deadline_seconds")))
 
 
 def _suspects(sets: Sequence[frozenset[str]]) -> frozenset[str]:

@@ -24,7 +24,7 @@ from perdure.contracts.values import to_json
 from perdure.engine import Engine
 from perdure.errors import PerdureError, UnknownError
 from perdure.journal.envelope import Envelope
-from perdure.journal.fold import Park
+from perdure.journal.fold import RunState
 from perdure.stores.url import open_store
 from perdure.testing.killing.cuts import Cut, CuttingStore, CuttingWatch, Event
 from perdure.testing.killing.fixed import FixedModel, turns_of
@@ -54,6 +54,7 @@ class Drove(msgspec.Struct, frozen=True):
     status: str
     """As an outcome's; `refused` when an error ended the drive."""
     reason: str | None = None
+    outcome: str | None = None
     answer: str | None = None
     output: JsonValue = None
     park: str | None = None
@@ -61,6 +62,8 @@ class Drove(msgspec.Struct, frozen=True):
     detail: JsonObject = {}
     events: tuple[Event, ...] = ()
     turns: tuple[AssistantTurn, ...] = ()
+    used: dict[str, int] = {}
+    """What counts against limits of a number, by the limit's name."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class CutDrive:
             agent = replace(agent, tools=[WatchedTool(one, watch) for one in agent.tools])
         async with Engine(store, clock, entropy) as engine:
             outcome = await self._on(engine, agent)
-            return _drove(outcome, (await engine.state(RUN_ID)).park(), await engine.journal(RUN_ID))
+            return _drove(outcome, await engine.state(RUN_ID), await engine.journal(RUN_ID))
 
     async def _on(self, engine: Engine, agent: Agent) -> Outcome:
         model = self.subject.model if self.turns is None else FixedModel(self.turns)
@@ -197,7 +200,8 @@ class Notes:
         return [msgspec.json.decode(line, type=Ran) for line in path.read_bytes().splitlines()]
 
 
-def _drove(outcome: Outcome, park: Park | None, envelopes: tuple[Envelope, ...]) -> Drove:
+def _drove(outcome: Outcome, state: RunState, envelopes: tuple[Envelope, ...]) -> Drove:
+    park = state.park()
     tools: dict[str, str] = {}
     events = []
     for envelope in envelopes:
@@ -209,6 +213,7 @@ def _drove(outcome: Outcome, park: Park | None, envelopes: tuple[Envelope, ...])
     return Drove(
         outcome.status,
         outcome.terminal_reason,
+        outcome.outcome,
         outcome.answer,
         outcome.output,
         None if park is None else park.kind,
@@ -216,4 +221,5 @@ def _drove(outcome: Outcome, park: Park | None, envelopes: tuple[Envelope, ...])
         {} if park is None else park.detail,
         tuple(events),
         turns_of(envelopes),
+        {"max_model_turns": state.spent.model_turns, "max_tool_calls": state.spent.tool_calls},
     )
