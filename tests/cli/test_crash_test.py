@@ -135,8 +135,34 @@ def lingers() -> str:
     return ""
 
 
+@tool(effect="read")
+def moves() -> str:
+    """Goes into another folder."""
+    os.makedirs("elsewhere", exist_ok=True)
+    os.chdir("elsewhere")
+    return "moved"
+
+
+@tool(effect="read")
+def razes() -> str:
+    """Removes the folder it stands in."""
+    os.rmdir(os.getcwd())
+    return "razed"
+
+
+@tool(effect="idempotent")
+def odd() -> str:
+    """Writes a file whose name is no UTF-8."""
+    with open(b"odd-" + bytes([255]), "w") as file:
+        file.write("odd")
+    return "written"
+
+
+BARE = ("save", "ask", "stuck", "forks", "leaves", "lingers", "moves", "razes", "odd")
+
+
 def model(*names):
-    given = {"look": {"at": "x"}} | dict.fromkeys(("save", "ask", "stuck", "forks", "leaves", "lingers"), {})
+    given = {"look": {"at": "x"}} | dict.fromkeys(BARE, {})
     return ScriptedModel([calls((name, given.get(name, {"line": name}))) for name in names] + [text("Done.")])
 
 
@@ -150,11 +176,14 @@ sticking = model("stuck")
 forking = model("forks")
 leaving = model("look", "leaves", "look")
 lingering = model("lingers")
+moving = model("moves", "honour")
+razing = model("razes", "honour")
+naming = model("odd")
 
 '''
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='pool', daemon=True).start()\n"
 NAMES = ("look", "sneak", "honour", "forget", "write", "halve", "keep", "save", "ask", "stuck", "forks", "leaves")
-NAMES = (*NAMES, "lingers")
+NAMES = (*NAMES, "lingers", "moves", "razes", "odd")
 
 
 @pytest.fixture
@@ -395,6 +424,8 @@ def leftovers(folder: Path) -> list[str]:
         ("sticking", ("--timeout", "2"), "stuck (call 1.0) did not return within 2 s"),
         ("forking", (), "forks (call 1.0) forks, and the copy returns"),
         ("asking", (), "it waits: suspended at call 1.0"),
+        ("moving", (), "moves (call 1.0) ran, and the process no longer stands in its working directory"),
+        ("razing", (), "razes (call 1.0) ran, and the process no longer stands in its working directory"),
     ],
 )
 def test_a_run_that_cannot_be_tested_is_refused_by_name_and_leaves_nothing(
@@ -456,6 +487,162 @@ def test_an_agent_that_cannot_be_imported_is_named_and_nothing_is_left(folder: P
     assert done.returncode == 2
     assert "has threads (pool)" in done.stderr
     assert leftovers(folder) == []
+
+
+def test_a_file_whose_name_is_no_utf8_is_an_effect_like_any_other(folder: Path) -> None:
+    code, report = crash_test(folder, agent(folder, "naming"), "--input", "go")
+    assert (code, report["ok"], report["effects"]) == (0, True, 1)
+
+
+@pytest.mark.parametrize("room", ["16k", "128k", "512k", "1200k"])
+def test_a_full_disk_is_named(folder: Path, room: str) -> None:
+    """A real file system that small, in a mount namespace of its own."""
+    own_mounts = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    small = folder / "small"
+    small.mkdir()
+    mounted = ["sh", "-c", 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"', "sh", room, str(small)]
+    done = subprocess.run(
+        [*own_mounts, *mounted, *PERDURE, "crash-test", agent(folder, "safe"), "--input", "go"],
+        cwd=folder,
+        env=surroundings(folder, {"TMPDIR": str(small)}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"error: \S+: the disk is full\n  next: make room there, or [^\n]*\n", done.stderr)
+
+
+WORLDS = """
+import os
+
+
+class World:
+    def reset(self):
+        pass
+
+    def effects(self):
+        return []
+
+
+class Sleeping(World):
+    async def reset(self):
+        raise AssertionError
+
+
+class Lazy(World):
+    def reset(self):
+        yield
+
+
+class Asking(World):
+    async def effects(self):
+        return []
+
+
+class Worded(World):
+    def effects(self):
+        return "words"
+
+
+class Mapped(World):
+    def effects(self):
+        return {"a": 1}
+
+
+class Odd(World):
+    def effects(self):
+        return [object()]
+
+
+class Leaving(World):
+    def reset(self):
+        os._exit(0)
+
+
+class Exiting(World):
+    def effects(self):
+        os._exit(0)
+
+
+class Raising(World):
+    def effects(self):
+        raise KeyError("gone")
+
+
+class Stubborn(World):
+    def reset(self):
+        raise SystemExit(0)
+
+
+class Needy(World):
+    def __init__(self, address):
+        pass
+
+
+class Touchy(World):
+    @property
+    def reset(self):
+        raise ValueError("not now")
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "says"),
+    [
+        ("Sleeping", "reset() is asynchronous or a generator"),
+        ("Lazy", "reset() is asynchronous or a generator"),
+        ("Asking", "effects() is asynchronous or a generator"),
+        ("Worded", "effects() gave str, and not a list of effects"),
+        ("Mapped", "effects() gave dict, and not a list of effects"),
+        ("Odd", "effects() failed: ValueFormError"),
+        ("Leaving", "reset() ended its process (exit code 0)"),
+        ("Exiting", "effects() ended its process (exit code 0)"),
+        ("Raising", "effects() failed: KeyError: 'gone'"),
+        ("Stubborn", "reset() failed: SystemExit: 0"),
+        ("Needy", "it cannot be made: TypeError"),
+        ("Touchy", "it cannot be made: ValueError: not now"),
+    ],
+)
+def test_a_world_that_cannot_be_used_is_refused_in_words(folder: Path, world: str, says: str) -> None:
+    (folder / "worlds.py").write_text(WORLDS, "utf-8")
+    done = perdure(folder, "crash-test", agent(folder, "safe"), "--input", "go", "--world", f"worlds:{world}")
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert_only_words(done)
+    assert leftovers(folder) == []
+
+
+def assert_only_words(done: "subprocess.CompletedProcess[str]") -> None:
+    """What was found and where on one line, what to do on another, and nothing else."""
+    assert done.stdout == ""
+    assert re.fullmatch(r"error: [^\n]+: [^\n]+\n  next: [^\n]+\n", done.stderr), done.stderr
+
+
+LONG = 300 * "x"
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "says"),
+    [
+        ("--keep", "/proc/perdure", "it cannot be used: No such file or directory"),
+        ("--keep", "loop", "it cannot be used: Too many levels of symbolic links"),
+        ("--keep", LONG, "it cannot be used: File name too long"),
+        ("--keep", "shop.py", "it is no folder"),
+        ("--files", "loop", "it is no directory"),
+        ("--files", LONG, "it cannot be used: File name too long"),
+        ("--timeout", "1e-9", "the time limit is 1e-09 s"),
+    ],
+)
+def test_a_place_or_a_time_that_cannot_be_used_is_refused_in_words(
+    folder: Path, option: str, place: str, says: str
+) -> None:
+    (folder / "loop").symlink_to("loop")
+    done = perdure(folder, "crash-test", agent(folder, "safe"), "--input", "go", option, place)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert_only_words(done)
 
 
 def test_a_folder_that_is_not_empty_is_not_used(folder: Path) -> None:

@@ -28,11 +28,13 @@ from perdure.journal.fold import RunState
 from perdure.stores.url import open_store
 from perdure.testing.killing.cuts import Cut, CuttingStore, CuttingWatch, Event
 from perdure.testing.killing.fixed import FixedModel, turns_of
+from perdure.testing.killing.folders import write_whole
 from perdure.testing.killing.marking import ToolWatch, WatchedTool
+from perdure.testing.killing.worlds import problem_of
 
 RUN_ID = "crash-test"
 """The id of the run in each store of a crash test: idempotency keys are derived from it."""
-Moment = Literal["began", "returned", "raised", "forked"]
+Moment = Literal["began", "returned", "raised", "forked", "moved"]
 Verdict = Literal["happened", "did_not_happen", "failed"]
 
 
@@ -41,7 +43,8 @@ class Ran(msgspec.Struct, frozen=True):
 
     drive: int
     moment: Moment
-    """`forked`: the function forked, and the copy came back here; it was ended."""
+    """`forked`: the function forked, and the copy came back here; it was ended. `moved`: once it had ended, the process
+    stood in another working directory, or in none."""
     call: str
     tool: str
     at_ns: int
@@ -98,16 +101,16 @@ class CutDrive:
 
     def work(self) -> int:
         """Does it; the result is left in a file. Returns an exit code of no further meaning."""
-        if self.working is not None:
-            os.chdir(self.working)
         try:
+            if self.working is not None:
+                os.chdir(self.working)
             drove = asyncio.run(self._drive())
         except PerdureError as error:
             drove = Drove("refused", str(error))
         except Exception as error:  # noqa: BLE001 - a defect of the user's loop: it is told, and the next cut is tried
             traceback.print_exc()
-            drove = Drove("refused", f"{type(error).__name__}: {error}")
-        self.result.write_bytes(msgspec.json.encode(drove))
+            drove = Drove("refused", problem_of(error))
+        write_whole(self.result, msgspec.json.encode(drove))
         return 0
 
     @property
@@ -167,6 +170,7 @@ class Notes:
 
     def __init__(self, folder: Path, drive: int) -> None:
         self._path, self._drive, self._pid = folder / "notes", drive, os.getpid()
+        self._place = _working_directory()
 
     def began(self, tool: str, call: CallContext) -> None:
         """As `ToolWatch.began`."""
@@ -178,10 +182,12 @@ class Notes:
             # The function forked, and this is the copy: it must not go on as a second driver of the run.
             self._note("forked", tool, call)
             os._exit(0)
-        shown: JsonValue = None if error is None else str(error)
+        shown: JsonValue = None if error is None else str(error).encode("utf-8", "backslashreplace").decode()
         with suppress(Exception):
             shown = to_json(value) if error is None else shown
         self._note("returned" if error is None else "raised", tool, call, shown)
+        if _working_directory() != self._place:
+            self._note("moved", tool, call)
 
     def _note(self, moment: Moment, tool: str, call: CallContext, result: JsonValue = None) -> None:
         line = Ran(self._drive, moment, call.call_id, tool, time.monotonic_ns(), result)
@@ -198,6 +204,14 @@ class Notes:
         if not path.exists():
             return []
         return [msgspec.json.decode(line, type=Ran) for line in path.read_bytes().splitlines()]
+
+
+def _working_directory() -> Path | None:
+    """None when it is no longer there."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def _drove(outcome: Outcome, state: RunState, envelopes: tuple[Envelope, ...]) -> Drove:

@@ -90,6 +90,7 @@ def fork(work: Callable[[], int], output: Path) -> Process:
 
     Raises:
         UsageError: this process has threads, which a fork would leave in an unknown state.
+        OSError: the output cannot be written to.
     """
     if threading.active_count() > 1:
         names = ", ".join(
@@ -102,15 +103,20 @@ def fork(work: Callable[[], int], output: Path) -> Process:
         )
     sys.stdout.flush()
     sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return Process(pid)
+    # Opened on this side, so that what is wrong with it is raised where it can be told.
+    parent, written = os.getpid(), os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        pid = os.fork()
+        if pid:
+            return Process(pid)
+    finally:
+        if os.getpid() == parent:
+            os.close(written)
     code = RAISED
     try:
         os.setsid()
         _end_with(parent)
-        _redirect(output)
+        _redirect(written)
         code = work()
     except BaseException:  # noqa: BLE001 - a forked process must not return into its parent's code
         traceback.print_exc()
@@ -151,9 +157,8 @@ def _end_with(parent: int) -> None:
         os._exit(RAISED)
 
 
-def _redirect(output: Path) -> None:
+def _redirect(written: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    written = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(nothing, 0)
     os.dup2(written, 1)
     os.dup2(written, 2)
