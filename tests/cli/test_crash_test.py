@@ -645,6 +645,31 @@ def test_a_place_or_a_time_that_cannot_be_used_is_refused_in_words(
     assert_only_words(done)
 
 
+@pytest.mark.parametrize(
+    ("subject", "says"),
+    [
+        ("loop.toml", "it cannot be found: Symlink loop"),
+        (f"{LONG}.toml", "cannot be read (File name too long)"),
+        (f"{LONG}:agent", "No module named"),
+    ],
+)
+def test_an_agent_whose_name_leads_nowhere_is_refused_in_words(folder: Path, subject: str, says: str) -> None:
+    (folder / "loop.toml").symlink_to("loop.toml")
+    done = perdure(folder, "crash-test", subject, "--input", "go")
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert_only_words(done)
+
+
+def test_a_pipe_among_the_files_to_begin_with_is_named(folder: Path) -> None:
+    (folder / "given").mkdir()
+    os.mkfifo(folder / "given" / "pipe")
+    done = perdure(folder, "crash-test", agent(folder, "safe"), "--input", "go", "--files", "given", "--timeout", "20")
+    assert done.returncode == 2, done.stderr
+    assert "given/pipe is a device, a pipe or a socket" in done.stderr
+    assert_only_words(done)
+
+
 def test_a_folder_that_is_not_empty_is_not_used(folder: Path) -> None:
     done = perdure(folder, "crash-test", agent(folder, "safe"), "--input", "go", "--keep", str(folder))
     assert done.returncode == 2

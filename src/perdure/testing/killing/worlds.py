@@ -44,7 +44,7 @@ class FilesWorld:
         if self._template is None:
             self._folder.mkdir(parents=True)
         else:
-            shutil.copytree(self._template, self._folder, symlinks=True)
+            shutil.copytree(self._template, self._folder, symlinks=True, copy_function=_copy)
 
     def effects(self) -> Sequence[JsonValue]:
         """As `CrashWorld.effects`."""
@@ -56,6 +56,12 @@ class FilesWorld:
                 continue
             found += [f"{name}: {line}" for line in _lines(path)] or [f"{name}: (empty)"]
         return found
+
+
+def _copy(source: str, target: str) -> None:
+    if not Path(source).is_file():  # read from a device or a pipe, it would not end
+        raise OSError(f"{source} is a device, a pipe or a socket, which cannot be copied")
+    shutil.copy2(source, target)
 
 
 def _lines(path: Path) -> list[str]:
