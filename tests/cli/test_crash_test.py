@@ -476,6 +476,39 @@ def test_a_second_request_to_stop_does_not_cut_the_cleaning_up_short(folder: Pat
     assert eventually(lambda: not Path(f"/proc/{said.read_text()}").exists())
 
 
+FORKING = """
+import os, signal, sys
+from pathlib import Path
+from perdure.cli.stopping import Interrupted, unwinding
+from perdure.testing.killing.processes import fork
+
+
+def told():
+    os.kill(os.getpid(), signal.SIGTERM)
+    sum(range(10))  # here Python would see it
+
+
+os.register_at_fork(after_in_parent=told)
+try:
+    with unwinding():
+        fork(lambda: 0, Path(sys.argv[1]))
+except Interrupted as interrupted:
+    sys.exit(interrupted.exit_code)
+"""
+
+
+def test_a_request_to_stop_while_a_process_is_forked_is_not_lost(tmp_path: Path) -> None:
+    """Python swallows what is raised in what runs at a fork."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(tmp_path / "output")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (143, "")
+
+
 def test_an_agent_that_cannot_be_imported_is_named_and_nothing_is_left(folder: Path) -> None:
     (folder / "gone.toml").write_text('name = "gone"\nmodel = "nowhere:model"\ntools = ["nowhere:tool"]\n', "utf-8")
     done = perdure(folder, "crash-test", "gone.toml", "--input", "go")

@@ -19,6 +19,7 @@ from perdure.errors import UsageError
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.0005
+_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RAISED = 70
 """Exit code of a process whose work raised; what it raised is in its output."""
 
@@ -105,13 +106,16 @@ def fork(work: Callable[[], int], output: Path) -> Process:
     sys.stderr.flush()
     # Opened on this side, so that what is wrong with it is raised where it can be told.
     parent, written = os.getpid(), os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    # Held back: Python swallows what a signal's handler raises within the functions that run at a fork.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)
     try:
         pid = os.fork()
         if pid:
-            return Process(pid)
-    finally:
-        if os.getpid() == parent:
             os.close(written)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if pid:
+        return Process(pid)
     code = RAISED
     try:
         os.setsid()
