@@ -68,7 +68,7 @@ def load_agent(ref: str, *, base: Path | None = None) -> Agent:
     """
     folder = (base or Path.cwd()).resolve()
     if ref.endswith(".toml") or "/" in ref:
-        return _from_file((folder / Path(ref).expanduser()).resolve())
+        return _from_file(_whole(folder, ref))
     where = f"agent {ref!r:.200}"
     if ":" not in ref:
         raise ConfigurationError("it names no agent", where=where, next="write file.toml or module:attribute")
@@ -77,6 +77,15 @@ def load_agent(ref: str, *, base: Path | None = None) -> Agent:
     if not isinstance(found, Agent):
         raise ConfigurationError(f"it is no Agent ({type(found).__name__})", where=where, next="name one")
     return found if found.ref == ref else dataclasses.replace(found, ref=ref)
+
+
+def _whole(folder: Path, ref: str) -> Path:
+    try:
+        return (folder / Path(ref).expanduser()).resolve()
+    except (OSError, RuntimeError) as error:  # a link that leads to itself, a `~name` of nobody
+        raise ConfigurationError(
+            f"it cannot be found: {error!s:.300}", where=f"agent {ref!r:.200}", next="check the path"
+        ) from error
 
 
 def load_named(ref: str, *, base: Path | None, where: str) -> Any:
@@ -261,8 +270,10 @@ def _refuse_other_module(name: str, folder: Path, where: str) -> None:
 def _loaded_elsewhere(name: str, folder: Path) -> Path | None:
     """Where the loaded module of this name came from, if the folder has one of the name and it is not that."""
     module = sys.modules.get(name)
+    if module is None:
+        return None
     offered = next((place for place in (folder / f"{name}.py", folder / name / "__init__.py") if place.is_file()), None)
-    if module is None or offered is None:
+    if offered is None:
         return None
     origin = Path(getattr(module, "__file__", None) or "(built in)")
     return None if origin.resolve() == offered.resolve() else origin

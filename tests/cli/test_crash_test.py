@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +124,45 @@ def leaves() -> str:
     return "left"
 
 
+@tool(effect="read")
+def lingers() -> str:
+    """Leaves a process behind, says which, and never returns."""
+    left = subprocess.Popen(["sleep", "318"], start_new_session=True)
+    with open(os.environ["LINGERS"] + ".new", "w") as file:
+        file.write(str(left.pid))
+    os.replace(os.environ["LINGERS"] + ".new", os.environ["LINGERS"])
+    time.sleep(1000)
+    return ""
+
+
+@tool(effect="read")
+def moves() -> str:
+    """Goes into another folder."""
+    os.makedirs("elsewhere", exist_ok=True)
+    os.chdir("elsewhere")
+    return "moved"
+
+
+@tool(effect="read")
+def razes() -> str:
+    """Removes the folder it stands in."""
+    os.rmdir(os.getcwd())
+    return "razed"
+
+
+@tool(effect="idempotent")
+def odd() -> str:
+    """Writes a file whose name is no UTF-8."""
+    with open(b"odd-" + bytes([255]), "w") as file:
+        file.write("odd")
+    return "written"
+
+
+BARE = ("save", "ask", "stuck", "forks", "leaves", "lingers", "moves", "razes", "odd")
+
+
 def model(*names):
-    given = {"look": {"at": "x"}, "save": {}, "ask": {}, "stuck": {}, "forks": {}, "leaves": {}}
+    given = {"look": {"at": "x"}} | dict.fromkeys(BARE, {})
     return ScriptedModel([calls((name, given.get(name, {"line": name}))) for name in names] + [text("Done.")])
 
 
@@ -135,10 +175,15 @@ asking = model("ask", "honour")
 sticking = model("stuck")
 forking = model("forks")
 leaving = model("look", "leaves", "look")
+lingering = model("lingers")
+moving = model("moves", "honour")
+razing = model("razes", "honour")
+naming = model("odd")
 
 '''
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), name='pool', daemon=True).start()\n"
 NAMES = ("look", "sneak", "honour", "forget", "write", "halve", "keep", "save", "ask", "stuck", "forks", "leaves")
+NAMES = (*NAMES, "lingers", "moves", "razes", "odd")
 
 
 @pytest.fixture
@@ -147,20 +192,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def agent(folder: Path, model: str, *tools: str) -> str:
-    """An agent file with that scripted model and these tools."""
+def agent(folder: Path, model: str, *tools: str, more: str = "") -> str:
+    """An agent file with that scripted model, these tools and these lines more."""
     names = ", ".join(f'"shop:{name}"' for name in tools or NAMES)
-    (folder / f"{model}.toml").write_text(f'name = "shop"\nmodel = "shop:{model}"\ntools = [{names}]\n', "utf-8")
+    lines = f'name = "shop"\nmodel = "shop:{model}"\ntools = [{names}]\n{more}\n'
+    (folder / f"{model}.toml").write_text(lines, "utf-8")
     return f"{model}.toml"
 
 
+PERDURE = (sys.executable, "-m", "perdure.cli")
+
+
+def surroundings(folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    return os.environ | {"PERDURE_STORE": "", "TMPDIR": str(folder)} | environment
+
+
 def perdure(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, "-m", "perdure.cli", *arguments]
-    places = {"PERDURE_STORE": "", "TMPDIR": str(folder)}
     return subprocess.run(
-        argv,
+        [*PERDURE, *arguments],
         cwd=folder,
-        env=os.environ | places | environment,
+        env=surroundings(folder, environment),
         capture_output=True,
         text=True,
         timeout=120,
@@ -214,6 +265,29 @@ def test_the_half_done_work_of_a_killed_write_is_unclear_and_no_repeat(folder: P
     assert (code, report["ok"]) == (0, True)
     halve = report["by_tool"]["halve"]
     assert (halve["doubled"], halve["lost"], halve["unclear"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("on_exhausted", ["", 'on_exhausted = "finish"'])
+def test_an_agent_that_exactly_meets_its_limits_is_safe_and_said_to_pass_them_when_killed(
+    folder: Path, on_exhausted: str
+) -> None:
+    exact = f"{on_exhausted}\n[limits]\nmax_tool_calls = 3\nmax_model_turns = 4"
+    code, report = crash_test(folder, agent(folder, "safe", more=exact), "--input", "go")
+    assert (code, report["ok"], report["ended_otherwise"]) == (0, True, 0)
+    assert report["past_limits"].keys() == {"max_tool_calls", "max_model_turns"}
+    assert all(0 < cuts < report["cuts"] for cuts in report["past_limits"].values())
+    said = perdure(folder, "crash-test", "safe.toml", "--input", "go").stdout
+    assert re.search(r"at \d+ cuts? the run used more than max_tool_calls allows", said)
+    _, roomy = crash_test(folder, agent(folder, "safe"), "--input", "go")
+    assert roomy["past_limits"] == {}
+
+
+def test_a_run_that_ends_at_a_limit_undisturbed_is_refused(folder: Path) -> None:
+    """A repeat counts, so its killed runs would have to do less."""
+    short = 'on_exhausted = "finish"\n[limits]\nmax_tool_calls = 2'
+    done = perdure(folder, "crash-test", agent(folder, "safe", more=short), "--input", "go")
+    assert done.returncode == 1
+    assert "it ends at a limit (max_tool_calls)" in done.stderr
 
 
 def test_an_effect_that_lives_in_memory_is_found_lost(folder: Path) -> None:
@@ -330,6 +404,16 @@ def test_the_demos_agent_is_clean_and_without_its_key_it_is_not(tmp_path: Path) 
         os.kill(int(names["PERDURE_DEMO_PID"]), 15)
 
 
+def eventually(met: Callable[[], bool]) -> bool:
+    """Whether it is met within a minute."""
+    deadline = time.monotonic() + 60
+    while not met():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("perdure-crash-test-*")]
 
@@ -340,6 +424,8 @@ def leftovers(folder: Path) -> list[str]:
         ("sticking", ("--timeout", "2"), "stuck (call 1.0) did not return within 2 s"),
         ("forking", (), "forks (call 1.0) forks, and the copy returns"),
         ("asking", (), "it waits: suspended at call 1.0"),
+        ("moving", (), "moves (call 1.0) ran, and the process no longer stands in its working directory"),
+        ("razing", (), "razes (call 1.0) ran, and the process no longer stands in its working directory"),
     ],
 )
 def test_a_run_that_cannot_be_tested_is_refused_by_name_and_leaves_nothing(
@@ -360,6 +446,69 @@ def test_a_tool_that_leaves_processes_behind_is_named_and_they_are_ended(folder:
     assert subprocess.run(["pgrep", "-f", "^sleep 317$"], capture_output=True, check=False).stdout == b""
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_crash_test_told_to_stop_leaves_no_folder_and_no_process(folder: Path, number: signal.Signals) -> None:
+    """H27: a process in a session of its own included."""
+    said = folder / "lingers"
+    argv = [*PERDURE, "crash-test", agent(folder, "lingering"), "--input", "go"]
+    environment = surroundings(folder, {"LINGERS": str(said)})
+    with subprocess.Popen(argv, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as test:
+        assert eventually(said.exists)
+        test.send_signal(number)
+        _, complaint = test.communicate(timeout=60)
+    assert (test.returncode, complaint) == (128 + number, "")
+    assert leftovers(folder) == []
+    assert eventually(lambda: not Path(f"/proc/{said.read_text()}").exists())
+
+
+def test_a_second_request_to_stop_does_not_cut_the_cleaning_up_short(folder: Path) -> None:
+    said = folder / "lingers"
+    argv = [*PERDURE, "crash-test", agent(folder, "lingering"), "--input", "go"]
+    environment = surroundings(folder, {"LINGERS": str(said)})
+    with subprocess.Popen(argv, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as test:
+        assert eventually(said.exists)
+        while test.poll() is None:
+            test.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert test.stderr is not None
+        assert (test.returncode, test.stderr.read()) == (143, "")
+    assert leftovers(folder) == []
+    assert eventually(lambda: not Path(f"/proc/{said.read_text()}").exists())
+
+
+FORKING = """
+import os, signal, sys
+from pathlib import Path
+from perdure.cli.stopping import Interrupted, unwinding
+from perdure.testing.killing.processes import fork
+
+
+def told():
+    os.kill(os.getpid(), signal.SIGTERM)
+    sum(range(10))  # here Python would see it
+
+
+os.register_at_fork(after_in_parent=told)
+try:
+    with unwinding():
+        fork(lambda: 0, Path(sys.argv[1]))
+except Interrupted as interrupted:
+    sys.exit(interrupted.exit_code)
+"""
+
+
+def test_a_request_to_stop_while_a_process_is_forked_is_not_lost(tmp_path: Path) -> None:
+    """Python swallows what is raised in what runs at a fork."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, str(tmp_path / "output")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (143, "")
+
+
 def test_an_agent_that_cannot_be_imported_is_named_and_nothing_is_left(folder: Path) -> None:
     (folder / "gone.toml").write_text('name = "gone"\nmodel = "nowhere:model"\ntools = ["nowhere:tool"]\n', "utf-8")
     done = perdure(folder, "crash-test", "gone.toml", "--input", "go")
@@ -371,6 +520,187 @@ def test_an_agent_that_cannot_be_imported_is_named_and_nothing_is_left(folder: P
     assert done.returncode == 2
     assert "has threads (pool)" in done.stderr
     assert leftovers(folder) == []
+
+
+def test_a_file_whose_name_is_no_utf8_is_an_effect_like_any_other(folder: Path) -> None:
+    code, report = crash_test(folder, agent(folder, "naming"), "--input", "go")
+    assert (code, report["ok"], report["effects"]) == (0, True, 1)
+
+
+@pytest.mark.parametrize("room", ["16k", "128k", "512k", "1200k"])
+def test_a_full_disk_is_named(folder: Path, room: str) -> None:
+    """A real file system that small, in a mount namespace of its own."""
+    own_mounts = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    small = folder / "small"
+    small.mkdir()
+    mounted = ["sh", "-c", 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"', "sh", room, str(small)]
+    done = subprocess.run(
+        [*own_mounts, *mounted, *PERDURE, "crash-test", agent(folder, "safe"), "--input", "go"],
+        cwd=folder,
+        env=surroundings(folder, {"TMPDIR": str(small)}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"error: \S+: the disk is full\n  next: make room there, or [^\n]*\n", done.stderr)
+
+
+WORLDS = """
+import os
+
+
+class World:
+    def reset(self):
+        pass
+
+    def effects(self):
+        return []
+
+
+class Sleeping(World):
+    async def reset(self):
+        raise AssertionError
+
+
+class Lazy(World):
+    def reset(self):
+        yield
+
+
+class Asking(World):
+    async def effects(self):
+        return []
+
+
+class Worded(World):
+    def effects(self):
+        return "words"
+
+
+class Mapped(World):
+    def effects(self):
+        return {"a": 1}
+
+
+class Odd(World):
+    def effects(self):
+        return [object()]
+
+
+class Leaving(World):
+    def reset(self):
+        os._exit(0)
+
+
+class Exiting(World):
+    def effects(self):
+        os._exit(0)
+
+
+class Raising(World):
+    def effects(self):
+        raise KeyError("gone")
+
+
+class Stubborn(World):
+    def reset(self):
+        raise SystemExit(0)
+
+
+class Needy(World):
+    def __init__(self, address):
+        pass
+
+
+class Touchy(World):
+    @property
+    def reset(self):
+        raise ValueError("not now")
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "says"),
+    [
+        ("Sleeping", "reset() is asynchronous or a generator"),
+        ("Lazy", "reset() is asynchronous or a generator"),
+        ("Asking", "effects() is asynchronous or a generator"),
+        ("Worded", "effects() gave str, and not a list of effects"),
+        ("Mapped", "effects() gave dict, and not a list of effects"),
+        ("Odd", "effects() failed: ValueFormError"),
+        ("Leaving", "reset() ended its process (exit code 0)"),
+        ("Exiting", "effects() ended its process (exit code 0)"),
+        ("Raising", "effects() failed: KeyError: 'gone'"),
+        ("Stubborn", "reset() failed: SystemExit: 0"),
+        ("Needy", "it cannot be made: TypeError"),
+        ("Touchy", "it cannot be made: ValueError: not now"),
+    ],
+)
+def test_a_world_that_cannot_be_used_is_refused_in_words(folder: Path, world: str, says: str) -> None:
+    (folder / "worlds.py").write_text(WORLDS, "utf-8")
+    done = perdure(folder, "crash-test", agent(folder, "safe"), "--input", "go", "--world", f"worlds:{world}")
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert_only_words(done)
+    assert leftovers(folder) == []
+
+
+def assert_only_words(done: "subprocess.CompletedProcess[str]") -> None:
+    """What was found and where on one line, what to do on another, and nothing else."""
+    assert done.stdout == ""
+    assert re.fullmatch(r"error: [^\n]+: [^\n]+\n  next: [^\n]+\n", done.stderr), done.stderr
+
+
+LONG = 300 * "x"
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "says"),
+    [
+        ("--keep", "/proc/perdure", "it cannot be used: No such file or directory"),
+        ("--keep", "loop", "it cannot be used: Too many levels of symbolic links"),
+        ("--keep", LONG, "it cannot be used: File name too long"),
+        ("--keep", "shop.py", "it is no folder"),
+        ("--files", "loop", "it is no directory"),
+        ("--files", LONG, "it cannot be used: File name too long"),
+        ("--timeout", "1e-9", "the time limit is 1e-09 s"),
+    ],
+)
+def test_a_place_or_a_time_that_cannot_be_used_is_refused_in_words(
+    folder: Path, option: str, place: str, says: str
+) -> None:
+    (folder / "loop").symlink_to("loop")
+    done = perdure(folder, "crash-test", agent(folder, "safe"), "--input", "go", option, place)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert_only_words(done)
+
+
+@pytest.mark.parametrize(
+    ("subject", "says"),
+    [
+        ("loop.toml", "it cannot be found: Symlink loop"),
+        (f"{LONG}.toml", "cannot be read (File name too long)"),
+        (f"{LONG}:agent", "No module named"),
+    ],
+)
+def test_an_agent_whose_name_leads_nowhere_is_refused_in_words(folder: Path, subject: str, says: str) -> None:
+    (folder / "loop.toml").symlink_to("loop.toml")
+    done = perdure(folder, "crash-test", subject, "--input", "go")
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert_only_words(done)
+
+
+def test_a_pipe_among_the_files_to_begin_with_is_named(folder: Path) -> None:
+    (folder / "given").mkdir()
+    os.mkfifo(folder / "given" / "pipe")
+    done = perdure(folder, "crash-test", agent(folder, "safe"), "--input", "go", "--files", "given", "--timeout", "20")
+    assert done.returncode == 2, done.stderr
+    assert "given/pipe is a device, a pipe or a socket" in done.stderr
+    assert_only_words(done)
 
 
 def test_a_folder_that_is_not_empty_is_not_used(folder: Path) -> None:

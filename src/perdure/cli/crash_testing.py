@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.cli import output, tables
 from perdure.cli.arguments import task_input
+from perdure.cli.stopping import Interrupted, unwinding
 from perdure.contracts.contract import JsonValue
-from perdure.errors import ConfigurationError, UsageError
+from perdure.errors import ConfigurationError, PerdureError, UsageError
 
 if TYPE_CHECKING:
     from perdure.contracts.messages import AssistantTurn
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from perdure.testing.killing.worlds import CrashWorld
 
 CLEAN, UNSAFE = 0, 1
+_SHORTEST_S = 0.1
+"""A drive is a process: in less, none gets anywhere."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +57,51 @@ def task_of(subject: str, text: str | None, as_json: str | None) -> JsonValue:
 
 
 def crash_test(options: Options, *, as_json: bool) -> int:
-    """Tests and prints. Returns the exit code: 0 clean, 1 something was doubled, lost or ended otherwise."""
+    """Tests and prints. Returns the exit code: 0 clean, 1 something was doubled, lost or ended otherwise, 128 and a
+    signal's number when that asked it to leave."""
+    if not options.timeout_s >= _SHORTEST_S:
+        raise UsageError(
+            f"the time limit is {options.timeout_s:g} s", where="--timeout", next=f"give {_SHORTEST_S} seconds or more"
+        )
+    subject, turns, base = _recorded(options) if not _names_agent(options.subject) else _declared(options)
+    try:
+        with unwinding():
+            report = _tested(options, subject, turns, base)
+    except Interrupted as interrupted:
+        return interrupted.exit_code
+    except OSError as error:
+        raise _unusable(error) from error
+    _print(report, as_json=as_json)
+    return CLEAN if report.ok else UNSAFE
+
+
+def _unusable(error: OSError) -> PerdureError:
+    """A path that the system will not have, in words."""
+    from perdure.testing.killing.crash_test import full_disk
+    from perdure.testing.killing.folders import FULL
+
+    place = Path(str(error.filename or tempfile.gettempdir()))
+    if error.errno in FULL:
+        return full_disk(place)
+    found = f"it cannot be used: {error.strerror or error}"
+    return UsageError(found, where=f"{place!s:.200}", next="name another with TMPDIR, --keep or --files")
+
+
+def _tested(
+    options: Options, subject: "Subject", turns: "tuple[AssistantTurn, ...] | None", base: Path
+) -> "CrashReport":
     from perdure.testing.killing.crash_test import CrashTest
 
-    if not options.timeout_s > 0:
-        raise UsageError(f"the time limit is {options.timeout_s:g} s", where="--timeout", next="give seconds above 0")
-    subject, turns, base = _recorded(options) if not _names_agent(options.subject) else _declared(options)
     folder, temporary = _folder(options.keep)
     try:
         world, working = _world(options, folder, base)
         test = CrashTest(subject, world, folder / "cuts", working, turns, options.timeout_s)
         report = test.run(_progress if output.watched() else None)
         (folder / "report.json").write_text(output.json_text(_record(report)) + "\n", "utf-8")
+        return report
     finally:
         if temporary:
             shutil.rmtree(folder, ignore_errors=True)
-    _print(report, as_json=as_json)
-    return CLEAN if report.ok else UNSAFE
 
 
 def _names_agent(subject: str) -> bool:
@@ -114,36 +145,45 @@ def _folder(keep: str | None) -> tuple[Path, bool]:
 
     if keep is None:
         return Path(tempfile.mkdtemp(prefix="perdure-crash-test-")), True
-    folder = Path(keep).resolve()
+    folder = Path(keep).absolute()
     must_be_empty(folder)
     return folder, False
 
 
 def _world(options: Options, folder: Path, base: Path) -> "tuple[CrashWorld, Path | None]":
     from perdure.agent_file import load_named
-    from perdure.testing.killing.worlds import FilesWorld, is_world
+    from perdure.testing.killing.worlds import FilesWorld, is_world, problem_of
 
     if options.world is None:
-        template = None if options.files is None else Path(options.files).resolve()
+        template = None if options.files is None else Path(options.files).absolute()
         if template is not None and not template.is_dir():
             raise UsageError("it is no directory", where=f"--files {options.files}", next="name a directory")
         return FilesWorld(folder / "working", template), folder / "working"
     if options.files is not None:
         raise UsageError("--world and --files are both given", where="perdure crash-test", next="give one of them")
-    world: Any = load_named(options.world, base=base, where=f"--world {options.world!r:.80}")
-    world = world() if isinstance(world, type) else world
-    if not is_world(world):
+    where = f"--world {options.world!r:.80}"
+    world: Any = load_named(options.world, base=base, where=where)
+    try:
+        world = world() if isinstance(world, type) else world
+        sound = is_world(world)
+    except PerdureError:
+        raise
+    except Exception as error:  # whatever a user's class does
         raise ConfigurationError(
-            f"{type(world).__name__} is no world",
-            where=f"--world {options.world!r:.80}",
-            next="give it reset() and effects()",
+            f"it cannot be made: {problem_of(error)}",
+            where=where,
+            next="make it one that needs no arguments, or name one",
+        ) from error
+    if not sound:
+        raise ConfigurationError(
+            f"{type(world).__name__} is no world", where=where, next="give it reset() and effects()"
         )
     return world, None
 
 
 def _progress(done: int, of: int) -> None:
     if done == of or done % 10 == 0:
-        output.note(f"{done} of {of} cuts")
+        output.note(f"{done} of {output.counted(of, 'cut')}")
 
 
 def _record(report: "CrashReport") -> Any:

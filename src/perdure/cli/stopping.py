@@ -1,9 +1,12 @@
-"""The first Ctrl-C or SIGTERM parks in good order; a second one leaves at once."""
+"""The first Ctrl-C or SIGTERM parks a run in good order, and a second one leaves at once; what drives no run of its own
+cleans up and leaves."""
 
 import asyncio
 import os
 import signal
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 from perdure.cli import failure, output
@@ -49,3 +52,40 @@ class Stopping:
         self.requested = True
         self._engine.stop()
         output.note("stopping at the next safe point; once more leaves at once")
+
+
+class Interrupted(BaseException):
+    """A signal asked the process to leave. A BaseException, so that no `except Exception` on the way swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """While entered, the first SIGINT, SIGTERM or SIGHUP is raised as `Interrupted`, so that what there is to clean up
+    is cleaned up. From then on the process ignores all three. What was ignored before stays so.
+
+    Not around an event loop: a loop takes what a callback raises for its own matter.
+    """
+    numbers = [one for one in (*_SIGNALS, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before, owner = {one: signal.getsignal(one) for one in numbers}, os.getpid()
+
+    def leave(number: int, _: FrameType | None) -> None:
+        if os.getpid() != owner:  # a forked process is to do as if this one had not been entered
+            signal.signal(number, before[signal.Signals(number)])
+            os.kill(os.getpid(), number)
+            return
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    for one in numbers:
+        signal.signal(one, leave)
+    try:
+        yield
+    finally:
+        for one, how in before.items():
+            if signal.getsignal(one) is leave:
+                signal.signal(one, how)

@@ -47,6 +47,9 @@ def crash_test(report: JsonObject) -> str:
     if report["otherwise"]:
         cuts = counted(report["ended_otherwise"], "cut")
         lines.append(escaped(f"{cuts} ended otherwise; first: {report['otherwise']}"))
+    for limit, cuts in report["past_limits"].items():
+        at = f"at {counted(cuts, 'cut')} the run used more than {limit} allows"
+        lines.append(f"{at}: a repeat counts, and without more room it would have stopped there")
     if report["left_behind"]:
         by = f" by {', '.join(report['left_by'])}" if report["left_by"] else ""
         lines.append(escaped(f"processes left behind{by}, and ended: {report['left_behind']}"))

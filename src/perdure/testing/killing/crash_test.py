@@ -11,23 +11,36 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from perdure.contracts.contract import canonical
+from perdure.contracts.contract import JsonValue, canonical
+from perdure.contracts.limits import LIMIT_NAMES, Limits
 from perdure.contracts.messages import AssistantTurn, Effect
-from perdure.contracts.values import to_json
-from perdure.errors import PerdureError
+from perdure.errors import ConfigurationError, PerdureError
 from perdure.testing.killing.cut_drive import CutDrive, Drove, Notes, Ran, Subject
 from perdure.testing.killing.cuts import Cut, cuts_of
-from perdure.testing.killing.processes import Ended, adopt_orphans, fork
-from perdure.testing.killing.worlds import CrashWorld
+from perdure.testing.killing.folders import is_full, write_whole
+from perdure.testing.killing.processes import Ended, adopt_orphans, end_children, fork
+from perdure.testing.killing.worlds import CrashWorld, Said, ask
 
 MOST_DRIVES = 40
 """Of one cut: a run that still waits after so many is given up."""
 _AHEAD_NS = 1_000_000_000
 _WORST = ("doubled", "lost", "blocked", "unclear")
 """What a finding about a tool can be, the worst first."""
+_UNTESTABLE = {
+    "forked": (
+        "forks, and the copy returns as the tool does",
+        "start a program of its own, or end the copy with os._exit",
+    ),
+    "moved": (
+        "ran, and the process no longer stands in its working directory; a resumed one starts in its own again",
+        "use whole paths, give programs their cwd=, and leave the working directory where it is",
+    ),
+}
+"""By the moment in the notes: what a tool does that makes verdicts worth nothing, and what to do."""
 
 Progress = Callable[[int, int], None]
 """Told how many cuts are done, of how many."""
@@ -37,6 +50,13 @@ class CrashTestError(PerdureError):
     """The test could not be carried out."""
 
     code = "crash_test"
+
+
+def full_disk(folder: Path) -> CrashTestError:
+    """The error of a test that finds no room."""
+    return CrashTestError(
+        "the disk is full", where=str(folder), next="make room there, or set TMPDIR, or --keep, to a larger one"
+    )
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -92,6 +112,9 @@ class CrashReport(msgspec.Struct, frozen=True):
     """Processes that outlived a drive; they were ended."""
     left_by: tuple[str, ...]
     """The tools that ran in each of those drives; where no tool ran in all of them, those that ran in any."""
+    past_limits: dict[str, int]
+    """Cuts at which the run used more than a limit of the agent allows, since a repeat counts, by the limit's name.
+    There it would have waited or ended: killed runs have no limit here, so that the rest of them is tested."""
     unmet: int
     """Cuts that never came: the run went another way, or a function was quicker than undisturbed."""
     seconds: float
@@ -123,21 +146,31 @@ class CrashTest:
     left_behind: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     """Of each drive that was outlived: by how many processes, and which tools had run in it."""
     unmet: int = 0
+    past_limits: Counter[str] = field(default_factory=Counter)
 
     def run(self, progress: Progress | None = None) -> CrashReport:
         """Carries it out.
 
         Raises:
-            CrashTestError: the undisturbed run does not come to an end, or the world fails.
+            CrashTestError: the undisturbed run does not come to an end, or the disk is full.
+            ConfigurationError: the world fails.
             UsageError: this process has threads, so it cannot be forked.
         """
         adopt_orphans()
+        try:
+            return self._run(progress)
+        finally:
+            end_children()
+
+    def _run(self, progress: Progress | None) -> CrashReport:
         began = time.monotonic()
         control = self._undisturbed()
         self.turns = control.drove.turns
+        limits = self.subject.agent.limits
+        self.subject = replace(self.subject, agent=replace(self.subject.agent, limits=_lifted(limits)))
         cuts = cuts_of(control.drove.events, _took_ms(control.ran))
         for done, cut in enumerate(cuts, 1):
-            self._kill(control, cut)
+            self._kill(control, cut, limits)
             if progress is not None:
                 progress(done, len(cuts))
         return self._report(control, cuts, time.monotonic() - began)
@@ -153,9 +186,15 @@ class CrashTest:
                 where=f"agent {self.subject.agent.name}",
                 next="test a run that ends by itself; answers of a recorded run are given again",
             )
+        if drove.outcome == "exhausted":
+            raise CrashTestError(
+                f"it ends at a limit ({drove.reason}) undisturbed; a repeat counts, so a killed run would do less",
+                where=f"agent {self.subject.agent.name}",
+                next="raise that limit for the test",
+            )
         return _Control(drove, _changes(before, self._effects()), course.ran())
 
-    def _kill(self, control: _Control, cut: Cut) -> None:
+    def _kill(self, control: _Control, cut: Cut, limits: Limits) -> None:
         course = _Course(self, self.folder / f"{cut.events:04}-{cut.moment}", cut)
         before, found = self._fresh_world(), len(self.findings)
         drove = course.to_the_end()
@@ -166,6 +205,7 @@ class CrashTest:
         if +more:
             self.find("doubled", course.repeated(), cut, f"beyond what is done undisturbed: {_shown(+more)}")
         if drove is not None:
+            self.past_limits.update(name for name, used in drove.used.items() if used > (getattr(limits, name) or used))
             if +less:
                 self.find("lost", course.forgotten(), cut, f"done undisturbed, and missing: {_shown(+less)}")
             if _end(drove) != _end(control.drove):
@@ -181,33 +221,46 @@ class CrashTest:
 
     def _fresh_world(self) -> Counter[bytes]:
         """Resets it; returns what is in it all the same, which then counts for nothing."""
-        self._in_world("reset", self.world.reset)
+        self._in_world("reset")
         return self._effects()
 
     def _effects(self) -> Counter[bytes]:
-        result = self.folder / "effects.json"
+        return Counter(canonical(effect) for effect in self._in_world("effects"))
 
-        def look() -> None:
-            result.write_bytes(canonical([to_json(effect) for effect in self.world.effects()]))
+    def _in_world(self, method: Literal["reset", "effects"]) -> JsonValue:
+        result = self.folder / "world.json"
+        result.unlink(missing_ok=True)
 
-        self._in_world("effects", look)
-        return Counter(canonical(effect) for effect in msgspec.json.decode(result.read_bytes()))
-
-    def _in_world(self, what: str, work: Callable[[], None]) -> None:
-        def done() -> int:
-            work()
+        def work() -> int:
+            write_whole(result, msgspec.json.encode(ask(self.world, method)))
             return 0
 
-        output = self.folder / "world.out"
-        process = fork(done, output)
+        process = fork(work, self.folder / "world.out")
         ended = process.wait(self.timeout_s)
         if ended is None:
             process.kill()
             process.wait()
-        if ended is None or ended.code != 0:
-            said = output.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["it did not end"]
-            place = f"world {type(self.world).__name__}"
-            raise CrashTestError(f"{what} failed: {said[0]}", where=place, next="correct it")
+        self.must_have_room()
+        if ended is None:
+            problem = f"did not return within {self.timeout_s:g} s"
+        elif not result.exists():
+            problem = f"ended its process (exit code {ended.code})"
+        else:
+            said = msgspec.json.decode(result.read_bytes(), type=Said)
+            if said.problem is None:
+                return said.value
+            problem = said.problem
+        place = f"world {type(self.world).__name__}"
+        raise ConfigurationError(f"{method}() {problem}", where=place, next="correct it: a crash test rests on it")
+
+    def must_have_room(self) -> None:
+        """Tells a full disk, where all else that goes wrong comes from that.
+
+        Raises:
+            CrashTestError: the disk is full.
+        """
+        if is_full(self.folder):
+            raise full_disk(self.folder)
 
     def _report(self, control: _Control, cuts: Sequence[Cut], seconds: float) -> CrashReport:
         otherwise = [one for one in self.findings if one.what == "ended_otherwise"]
@@ -226,6 +279,7 @@ class CrashTest:
             otherwise=next((f"{one.cut}: {one.detail}" for one in otherwise + unowned), None),
             left_behind=sum(count for count, _ in self.left_behind),
             left_by=tuple(sorted(_suspects([tools for _, tools in self.left_behind]))),
+            past_limits=dict(self.past_limits),
             unmet=self.unmet,
             seconds=seconds,
         )
@@ -285,20 +339,23 @@ class _Course:
         """One process. None when it left no result: it was killed, or died."""
         self.drives += 1
         process = fork(drive.work, drive.output)
-        ended = process.wait(self._test.timeout_s)
-        if ended is None:
+        in_time = process.wait(self._test.timeout_s)
+        if in_time is None:
             process.kill()
-            ended = process.ended()
+        ended = process.ended()
+        self._test.must_have_room()
+        if in_time is None:
             self.stopped = f"{self._under_way()} within {self._test.timeout_s:g} s"
         if ended.left_behind:
             tools = frozenset(one.tool for one in self.ran() if one.drive == drive.number)
             self._test.left_behind.append((ended.left_behind, tools))
-        forked = next((one for one in self.ran() if one.moment == "forked"), None)
-        if forked is not None:
+        untestable = next((one for one in self.ran() if one.moment in _UNTESTABLE), None)
+        if untestable is not None:
+            found, advice = _UNTESTABLE[untestable.moment]
             raise CrashTestError(
-                f"{forked.tool} (call {forked.call}) forks, and the copy returns as the tool does",
+                f"{untestable.tool} (call {untestable.call}) {found}",
                 where=f"agent {self._test.subject.agent.name}",
-                next="start a program of its own, or end the copy with os._exit",
+                next=advice,
             )
         drove = msgspec.json.decode(drive.result.read_bytes(), type=Drove) if drive.result.exists() else None
         return drove, ended
@@ -391,6 +448,11 @@ def _advice(what: str, effect: Effect) -> str:
 
 def _end(drove: Drove) -> tuple[object, ...]:
     return drove.status, drove.reason, drove.answer, drove.output
+
+
+def _lifted(limits: Limits) -> Limits:
+    """Without what a repeat counts against: what is used is judged afterwards, and the turns are fixed."""
+    return msgspec.structs.replace(limits, **dict.fromkeys((*LIMIT_NAMES, "deadline_seconds")))
 
 
 def _suspects(sets: Sequence[frozenset[str]]) -> frozenset[str]:

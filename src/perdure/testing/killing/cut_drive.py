@@ -24,15 +24,17 @@ from perdure.contracts.values import to_json
 from perdure.engine import Engine
 from perdure.errors import PerdureError, UnknownError
 from perdure.journal.envelope import Envelope
-from perdure.journal.fold import Park
+from perdure.journal.fold import RunState
 from perdure.stores.url import open_store
 from perdure.testing.killing.cuts import Cut, CuttingStore, CuttingWatch, Event
 from perdure.testing.killing.fixed import FixedModel, turns_of
+from perdure.testing.killing.folders import write_whole
 from perdure.testing.killing.marking import ToolWatch, WatchedTool
+from perdure.testing.killing.worlds import problem_of
 
 RUN_ID = "crash-test"
 """The id of the run in each store of a crash test: idempotency keys are derived from it."""
-Moment = Literal["began", "returned", "raised", "forked"]
+Moment = Literal["began", "returned", "raised", "forked", "moved"]
 Verdict = Literal["happened", "did_not_happen", "failed"]
 
 
@@ -41,7 +43,8 @@ class Ran(msgspec.Struct, frozen=True):
 
     drive: int
     moment: Moment
-    """`forked`: the function forked, and the copy came back here; it was ended."""
+    """`forked`: the function forked, and the copy came back here; it was ended. `moved`: once it had ended, the process
+    stood in another working directory, or in none."""
     call: str
     tool: str
     at_ns: int
@@ -54,6 +57,7 @@ class Drove(msgspec.Struct, frozen=True):
     status: str
     """As an outcome's; `refused` when an error ended the drive."""
     reason: str | None = None
+    outcome: str | None = None
     answer: str | None = None
     output: JsonValue = None
     park: str | None = None
@@ -61,6 +65,8 @@ class Drove(msgspec.Struct, frozen=True):
     detail: JsonObject = {}
     events: tuple[Event, ...] = ()
     turns: tuple[AssistantTurn, ...] = ()
+    used: dict[str, int] = {}
+    """What counts against limits of a number, by the limit's name."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +101,16 @@ class CutDrive:
 
     def work(self) -> int:
         """Does it; the result is left in a file. Returns an exit code of no further meaning."""
-        if self.working is not None:
-            os.chdir(self.working)
         try:
+            if self.working is not None:
+                os.chdir(self.working)
             drove = asyncio.run(self._drive())
         except PerdureError as error:
             drove = Drove("refused", str(error))
         except Exception as error:  # noqa: BLE001 - a defect of the user's loop: it is told, and the next cut is tried
             traceback.print_exc()
-            drove = Drove("refused", f"{type(error).__name__}: {error}")
-        self.result.write_bytes(msgspec.json.encode(drove))
+            drove = Drove("refused", problem_of(error))
+        write_whole(self.result, msgspec.json.encode(drove))
         return 0
 
     @property
@@ -131,7 +137,7 @@ class CutDrive:
             agent = replace(agent, tools=[WatchedTool(one, watch) for one in agent.tools])
         async with Engine(store, clock, entropy) as engine:
             outcome = await self._on(engine, agent)
-            return _drove(outcome, (await engine.state(RUN_ID)).park(), await engine.journal(RUN_ID))
+            return _drove(outcome, await engine.state(RUN_ID), await engine.journal(RUN_ID))
 
     async def _on(self, engine: Engine, agent: Agent) -> Outcome:
         model = self.subject.model if self.turns is None else FixedModel(self.turns)
@@ -164,6 +170,7 @@ class Notes:
 
     def __init__(self, folder: Path, drive: int) -> None:
         self._path, self._drive, self._pid = folder / "notes", drive, os.getpid()
+        self._place = _working_directory()
 
     def began(self, tool: str, call: CallContext) -> None:
         """As `ToolWatch.began`."""
@@ -175,10 +182,12 @@ class Notes:
             # The function forked, and this is the copy: it must not go on as a second driver of the run.
             self._note("forked", tool, call)
             os._exit(0)
-        shown: JsonValue = None if error is None else str(error)
+        shown: JsonValue = None if error is None else str(error).encode("utf-8", "backslashreplace").decode()
         with suppress(Exception):
             shown = to_json(value) if error is None else shown
         self._note("returned" if error is None else "raised", tool, call, shown)
+        if _working_directory() != self._place:
+            self._note("moved", tool, call)
 
     def _note(self, moment: Moment, tool: str, call: CallContext, result: JsonValue = None) -> None:
         line = Ran(self._drive, moment, call.call_id, tool, time.monotonic_ns(), result)
@@ -197,7 +206,16 @@ class Notes:
         return [msgspec.json.decode(line, type=Ran) for line in path.read_bytes().splitlines()]
 
 
-def _drove(outcome: Outcome, park: Park | None, envelopes: tuple[Envelope, ...]) -> Drove:
+def _working_directory() -> Path | None:
+    """None when it is no longer there."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def _drove(outcome: Outcome, state: RunState, envelopes: tuple[Envelope, ...]) -> Drove:
+    park = state.park()
     tools: dict[str, str] = {}
     events = []
     for envelope in envelopes:
@@ -209,6 +227,7 @@ def _drove(outcome: Outcome, park: Park | None, envelopes: tuple[Envelope, ...])
     return Drove(
         outcome.status,
         outcome.terminal_reason,
+        outcome.outcome,
         outcome.answer,
         outcome.output,
         None if park is None else park.kind,
@@ -216,4 +235,5 @@ def _drove(outcome: Outcome, park: Park | None, envelopes: tuple[Envelope, ...])
         {} if park is None else park.detail,
         tuple(events),
         turns_of(envelopes),
+        {"max_model_turns": state.spent.model_turns, "max_tool_calls": state.spent.tool_calls},
     )

@@ -31,7 +31,7 @@ class FixedModel:
         """
         number = request.transcript.turns
         if number >= len(self._turns):
-            found = f"the recorded run had {len(self._turns)} turns, and turn {number + 1} is asked for"
+            found = f"the recorded run has no turn {number + 1}, and it is asked for"
             raise ModelError("request", found, where=self.target, retryable=False)
         turn = self._turns[number]
         for place, part in enumerate(turn.content):

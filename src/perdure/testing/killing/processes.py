@@ -19,6 +19,7 @@ from perdure.errors import UsageError
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.0005
+_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RAISED = 70
 """Exit code of a process whose work raised; what it raised is in its output."""
 
@@ -43,11 +44,12 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._code: int | None = None
         self._ended: Ended | None = None
 
     def kill(self) -> None:
         """Ends it at once, wherever it is."""
-        if self._ended is None:
+        if self._code is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> Ended | None:
@@ -68,14 +70,16 @@ class Process:
     def _waited(self, timeout_s: float | None) -> Ended | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         # Polled: the parent has no thread and no loop, so that it may fork again at any time.
-        while self._ended is None:
+        while self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG if deadline is not None else 0)
             if pid:
-                self._ended = Ended(os.waitstatus_to_exitcode(status), _clear_away(self.pid))
+                self._code = os.waitstatus_to_exitcode(status)
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
+        if self._ended is None:
+            self._ended = Ended(self._code, _clear_away(self.pid))
         return self._ended
 
 
@@ -87,6 +91,7 @@ def fork(work: Callable[[], int], output: Path) -> Process:
 
     Raises:
         UsageError: this process has threads, which a fork would leave in an unknown state.
+        OSError: the output cannot be written to.
     """
     if threading.active_count() > 1:
         names = ", ".join(
@@ -99,15 +104,23 @@ def fork(work: Callable[[], int], output: Path) -> Process:
         )
     sys.stdout.flush()
     sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
+    # Opened on this side, so that what is wrong with it is raised where it can be told.
+    parent, written = os.getpid(), os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    # Held back: Python swallows what a signal's handler raises within the functions that run at a fork.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)
+    try:
+        pid = os.fork()
+        if pid:
+            os.close(written)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         return Process(pid)
     code = RAISED
     try:
         os.setsid()
         _end_with(parent)
-        _redirect(output)
+        _redirect(written)
         code = work()
     except BaseException:  # noqa: BLE001 - a forked process must not return into its parent's code
         traceback.print_exc()
@@ -133,6 +146,13 @@ def adopt_orphans() -> None:
             _adopting[:] = [os.getpid()]
 
 
+def end_children() -> None:
+    """Ends every process this one is the parent of, where it adopts orphans: also one it was asked to leave over before
+    anything knew of it."""
+    if _adopting == [os.getpid()]:
+        _clear_away(None)
+
+
 def _end_with(parent: int) -> None:
     """Has the system end this process when its parent is gone, also by SIGKILL. On Linux."""
     with suppress(OSError, AttributeError):
@@ -141,9 +161,8 @@ def _end_with(parent: int) -> None:
         os._exit(RAISED)
 
 
-def _redirect(output: Path) -> None:
+def _redirect(written: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    written = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(nothing, 0)
     os.dup2(written, 1)
     os.dup2(written, 2)
@@ -151,8 +170,8 @@ def _redirect(output: Path) -> None:
     os.close(written)
 
 
-def _clear_away(session: int) -> int:
-    """Kills what a dead process left behind; returns how many processes there were."""
+def _clear_away(session: int | None) -> int:
+    """Kills what a dead process left behind; returns how many processes there were. None: what any of them left."""
     found: set[int] = set()
     while (alive := _left_behind(session)) - found:
         found |= alive
@@ -164,9 +183,9 @@ def _clear_away(session: int) -> int:
     return len(found)
 
 
-def _left_behind(session: int) -> set[int]:
+def _left_behind(session: int | None) -> set[int]:
     adopting = _adopting == [os.getpid()]
-    if not (_group_exists(session) or (adopting and _has_children())):
+    if not ((session is not None and _group_exists(session)) or (adopting and _has_children())):
         return set()
     found = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
