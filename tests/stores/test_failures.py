@@ -1,6 +1,7 @@
 """Disks that are full, broken or read-only, and locks that do not clear."""
 
 import asyncio
+import shutil
 import time
 from pathlib import Path
 
@@ -87,6 +88,23 @@ async def test_a_lock_that_does_not_clear_is_an_error_within_bounds_and_the_stor
     other.close()
     await store.append(lease, piece, None)
     assert (await read(store, "run-1")).envelopes == tuple(chain.sealed)
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
+async def test_a_file_in_the_place_of_the_lock_files_directory_is_named_and_left_as_it_was(
+    open_store: OpenStore, path: Path, read_only: bool
+) -> None:
+    """C16."""
+    killed, locks = await open_store(), path.with_name(path.name + ".drivers")
+    await begun(killed)
+    await killed.abandon()
+    shutil.rmtree(locks)
+    locks.write_text("in the way")
+    with pytest.raises(StoreError, match="it is no directory") as caught:
+        await (await open_store(read_only=read_only)).runs()  # which asks whether the killed driver lives
+    assert caught.value.where == str(locks)
+    assert "move it away" in caught.value.next
+    assert locks.read_text() == "in the way"
 
 
 async def test_a_lock_that_clears_in_time_is_waited_for(open_store: OpenStore, path: Path) -> None:
