@@ -166,6 +166,23 @@ def test_a_run_id_that_is_taken_exits_2_and_the_run_stays_as_it_was(shell: Shell
 OPENING = (RUN, ("list",), ("verify",), ("resume", "R"))
 
 
+ON_A_STORE = (RUN, ("list",), ("recover",), ("doctor",), *((verb, "R", *rest) for verb, *rest in NAMING_A_RUN))
+
+
+@pytest.mark.parametrize("url", ["sqlite:/", "sqlite:loop.db"])
+def test_a_store_whose_path_names_no_file_is_one_error_and_2_for_every_verb(url: str, shell: Shell) -> None:
+    """C16."""
+    (shell.folder / "loop.db").symlink_to("loop.db")
+    said = set()
+    for argv in (*ON_A_STORE, ("verify",), ("watch", "R"), ("replay", "R"), ("crash-test", "R")):
+        refused = shell(*argv, "--store", url, "--json", check=2)
+        assert refused.out == ""
+        said.add(tuple(refused.error.values()))
+    (error,) = said
+    assert all(error)
+    assert error[0] == "configuration"
+
+
 def test_a_file_of_another_program_is_refused_and_left_as_it_was(shell: Shell) -> None:
     path = shell.folder / "perdure.db"
     store = sqlite3.connect(path)
