@@ -1,6 +1,7 @@
 """watch, replay, doctor and completion, as processes."""
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -278,17 +279,37 @@ def test_doctor_tells_what_it_cannot_look_at(name: str, path: str, shell: Shell)
 
 
 def completed(shell: Shell, words: str, at: int) -> list[str]:
-    environment = shell.environment | {
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(at),
-        "_PERDURE_COMPLETE": "complete_bash",
-    }
+    return offered(shell, {"COMP_WORDS": words, "COMP_CWORD": str(at), "_PERDURE_COMPLETE": "complete_bash"}).split()
+
+
+def offered(shell: Shell, asked: dict[str, str]) -> str:
+    environment = shell.environment | asked
     perdure = Path(sys.executable).with_name("perdure")
     done = subprocess.run(
         [str(perdure)], cwd=shell.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stderr == ""
-    return done.stdout.split()
+    return done.stdout
+
+
+HOSTILE = (
+    *("app le", "app'le", 'app"le', "app:le", "app$(le)", "app`le`"),
+    *("app;le", "app\nle", "app\\le", "app\x1b[2J", "app/le"),
+)
+
+
+def test_a_shell_is_offered_no_id_that_it_would_read_as_something_else(shell: Shell) -> None:
+    """O7. No run can be started with such an id; a store from elsewhere may hold one."""
+    shell("run", "adding.toml", "--input", "x", "--run-id", "apples", check=0)
+    store = sqlite3.connect(shell.folder / "perdure.db", isolation_level=None)
+    for number, run_id in enumerate(("apple_pie", *(f"{name}{n}" for n in range(20) for name in HOSTILE)), 2):
+        store.execute("insert into run values(?, ?, x'00', 'a', 'open', null, null, null)", (number, run_id))
+    store.close()
+    assert completed(shell, "perdure show app", 2) == ["apple_pie", "apples"]
+    zsh = offered(shell, {"_TYPER_COMPLETE_ARGS": "perdure show app", "_PERDURE_COMPLETE": "complete_zsh"})
+    assert re.findall('"(.*?)"', zsh) == ["apple_pie", "apples"]
+    fish = {"_TYPER_COMPLETE_ARGS": "perdure show app", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert offered(shell, {**fish, "_PERDURE_COMPLETE": "complete_fish"}).split() == ["apple_pie", "apples"]
 
 
 def test_a_shell_is_offered_verbs_and_ids_of_runs(shell: Shell) -> None:
