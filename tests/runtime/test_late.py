@@ -420,3 +420,30 @@ def endless(amount: int) -> str:
     acts.append("began")
     go_on.wait(LONG_S)
     raise ValueError("too late")
+
+
+def test_an_async_tool_that_raises_when_the_event_loop_ends_it_is_printed_by_nobody(tmp_path: Path) -> None:
+    """H26: one that swallowed its first cancel outlives its run, and the loop cancels it once more."""
+    heard: list[str] = []
+
+    @tool(name="pay", effect="write", timeout=LIMIT_S)
+    async def pay(amount: int) -> str:
+        """Pays."""
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                acts.append("cancelled")
+                if acts.count("cancelled") > 1:
+                    raise ValueError("too late") from None
+
+    async def one_run() -> str:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["message"]))
+        async with opened(tmp_path) as engine:
+            run = await started(engine, agent_of(pay), script(PAY, END))
+            status: str = (await run.wait()).status
+        return status
+
+    assert asyncio.run(one_run()) == "completed"
+    assert acts == ["cancelled", "cancelled"]
+    assert heard == []
