@@ -249,6 +249,13 @@ def test_doctor_calls_a_file_of_the_store_bad_that_we_cannot_write(suffix: str, 
     assert bad["next"]
 
 
+def test_doctor_advises_no_change_to_a_folder_that_is_no_store(shell: Shell) -> None:
+    (shell.folder / "mine").mkdir(mode=0o755)
+    done = shell("doctor", "--store", "sqlite:mine", "--json", check=4)
+    advice = {one["name"]: one["next"] for one in done.lines if one["verdict"] == "bad" or one["name"] == "permissions"}
+    assert advice == {"store": "name a file"}
+
+
 def test_doctor_says_who_may_read_the_shared_memory(shell: Shell) -> None:
     shell.killed_in_a_booking("R")
     (shell.folder / "perdure.db-shm").chmod(0o644)

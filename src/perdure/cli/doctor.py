@@ -70,8 +70,9 @@ def _findings(path: Path, force_network: bool) -> Iterator[Finding]:
     yield from _looked("directory", path.parent, lambda: _directory(path.parent, force_network))
     drivers = path.with_name(path.name + ".drivers")
     yield from _looked("lock files", drivers, lambda: _lock_files(drivers))
-    for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm")), drivers):
-        yield from _looked("permissions", file, partial(_permissions, file))
+    for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+        yield from _looked("permissions", file, partial(_permissions, file, stat.S_ISREG))
+    yield from _looked("permissions", drivers, lambda: _permissions(drivers, stat.S_ISDIR))
     yield from _extras()
     yield _sandbox()
     yield from _keys()
@@ -160,14 +161,15 @@ def _lock_files(drivers: Path) -> Iterator[Finding]:
     yield Finding("lock files", "ok", f"in {drivers.name}" if drivers.is_dir() else "none yet")
 
 
-def _permissions(file: Path) -> Iterator[Finding]:
-    """Whether others can read the file, and whether we can write it. Not there, it is made with the right ones."""
+def _permissions(file: Path, of_its_kind: Callable[[int], bool]) -> Iterator[Finding]:
+    """Whether others can read the file, and whether we can write it. Not there, it is made with the right ones; what is
+    of another kind is not ours to change, and the store's own finding names it."""
     try:
         mode = file.stat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        return  # a device is not ours to change; the store's own finding names it
+    if not of_its_kind(mode):
+        return
     needed = os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)
     if not os.access(file, needed):
         found = f"{file.name} cannot be written by this user (mode {stat.S_IMODE(mode):o}, owner {_owner(file)})"
