@@ -198,6 +198,7 @@ def test_doctor_calls_a_foreign_file_or_a_folder_that_cannot_be_written_bad(shel
     assert not (shell.folder / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_doctor_counts_one_damaged_run_as_one_and_two_as_two_and_names_the_stores_version(shell: Shell) -> None:
     for run_id in ("one", "two"):
         shell("run", "adding.toml", "--input", "x", "--run-id", run_id, check=0)
@@ -233,6 +234,7 @@ def test_doctor_calls_a_file_in_the_place_of_the_lock_files_bad(shell: Shell) ->
     assert findings(shell, check=4)["lock files"]["verdict"] == "bad"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", ".drivers"])
 def test_doctor_calls_a_file_of_the_store_bad_that_we_cannot_write(suffix: str, shell: Shell) -> None:
     """As one that another user's process left there."""
@@ -271,6 +273,7 @@ def test_doctor_takes_an_empty_file_for_no_store(shell: Shell) -> None:
 UNREACHABLE = {"directory": "closed/in/x.db", "permissions": "n" * 300, "store": "file/x.db"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "path"), UNREACHABLE.items(), ids=UNREACHABLE)
 def test_doctor_tells_what_it_cannot_look_at(name: str, path: str, shell: Shell) -> None:
     """C16: and goes on to the end."""
@@ -305,6 +308,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 def test_a_shell_is_offered_no_id_that_it_would_read_as_something_else(shell: Shell) -> None:
     """O7. No run can be started with such an id; a store from elsewhere may hold one."""
     shell("run", "adding.toml", "--input", "x", "--run-id", "apples", check=0)

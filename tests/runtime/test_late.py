@@ -383,6 +383,7 @@ async def nothing_is_left() -> None:
         gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["timed out", "cancelled", "cancelled after its limit"])
 async def test_an_error_that_comes_after_the_runs_end_is_printed_by_nobody(how: str, tmp_path: Path) -> None:
     """H26: of a blocking tool, whose thread cannot be stopped. What can be recorded of it is recorded already."""
