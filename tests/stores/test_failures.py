@@ -87,7 +87,7 @@ async def test_a_lock_that_does_not_clear_is_an_error_within_bounds_and_the_stor
         await store.append(lease, piece, None)
     took = time.monotonic() - began
     assert 9 < took < 15
-    said = re.search(r"did not let it go in (\d+\.\d) s", caught.value.found)
+    said = re.search(r"held its lock for (\d+\.\d) s", caught.value.found)
     assert said is not None
     assert 9 < float(said[1]) <= took + 0.1
     other.execute("rollback")

@@ -43,8 +43,8 @@ def store_error(error: BaseException, path: Path, *, waited_s: float | None = No
 def _sqlite_words(error: apsw.Error, waited_s: float | None) -> tuple[str, str]:
     match error:
         case apsw.BusyError() | apsw.LockedError():
-            waited = "" if waited_s is None else f", and did not let it go in {waited_s:.1f} s"
-            return f"the store is locked: another process holds its lock{waited}", "end that process, " + _RESUME
+            held = "holds its lock" if waited_s is None else f"held its lock for {waited_s:.1f} s"
+            return f"the store is locked: another process {held}", "end that process, " + _RESUME
         case apsw.FullError():
             return "the disk is full", "free space on that file system, " + _RESUME
         case apsw.ReadOnlyError() | apsw.PermissionsError():
