@@ -1,7 +1,6 @@
 """What a run is bound to when it starts or comes back: its agent, checked against what is recorded, and the model to
 ask."""
 
-import re
 from dataclasses import dataclass
 
 from perdure.agent import Agent, label_problems
@@ -13,10 +12,10 @@ from perdure.journal.fold import RunState
 from perdure.models.registry import found_client
 from perdure.ports import ModelClient
 from perdure.release import VERSION
+from perdure.run_ids import can_name_a_run
 
 KEY_BYTES = 32
 """Length of a run's random key for keyed digests."""
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,12 @@ class Binding:
 
 
 def checked_run_id(run_id: str) -> str:
-    """The id, once it can name a run: on a command line, where one that begins with `-` is an option, and in paths,
-    where `.` and `..` are other folders.
+    """The id, once it can name a run.
 
     Raises:
         UsageError: it cannot.
     """
-    if not _RUN_ID.fullmatch(run_id) or run_id in (".", "..") or run_id.startswith("-"):
+    if not can_name_a_run(run_id):
         raise UsageError(
             f"the run id {run_id!r:.80} cannot be used",
             next="use 1 to 64 of A-Z a-z 0-9 . _ - and no `-` in front; `.` and `..` name folders",

@@ -102,7 +102,7 @@ AGENTS = {
     "steering": "add",
 }
 
-_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
 
 
 @dataclass(frozen=True)
@@ -244,5 +244,6 @@ def signalled(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def _obey_file_modes() -> None:
-    """Root may write to any file, but not once it cannot have that capability. For others nothing changes."""
-    ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, 0, 0, 0)
+    """Root may read and write any file, but not once it cannot have those capabilities. For others nothing changes."""
+    for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+        ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)

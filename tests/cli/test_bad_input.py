@@ -60,17 +60,32 @@ def test_a_module_that_ends_the_process_when_it_is_imported_is_named(ends: str, 
 def test_in_a_directory_that_is_gone_every_command_says_so_and_exits_2(shell: Shell) -> None:
     """C16."""
     gone = shell.folder / "gone"
-    for argv in (("run", "a.toml", "--input", "x"), ("list",), ("resume", "R"), ("verify",)):
+    temporary = shell.folder / "temporary"
+    temporary.mkdir()
+    agent, store = str(shell.folder / "adding.toml"), f"sqlite:{shell.folder}/perdure.db"
+    for argv in (
+        *(("run", "a.toml", "--input", "x"), ("run", agent, "--input", "x", "--store", store)),
+        *(("list",), ("watch", "R"), ("resume", "R"), ("recover",), ("verify",), ("doctor",), ("cancel", "R")),
+        *(("demo",), ("demo", "--serve"), ("crash-test", "a.toml", "--input", "x")),
+    ):
         gone.mkdir()
         program = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); os.execv(sys.executable, sys.argv[2:])"
         command = [sys.executable, "-c", program, str(gone), sys.executable, "-m", "perdure.cli", *argv, "--json"]
         done = subprocess.run(
-            command, env=shell.environment, cwd=shell.folder, capture_output=True, text=True, timeout=60, check=False
+            command,
+            env=shell.environment | {"TMPDIR": str(temporary)},
+            cwd=shell.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
         error = json.loads(done.stderr)["error"]
         assert error["found"] == "the working directory is no longer there", argv
         assert error["next"]
+    assert not (shell.folder / "perdure.db").exists()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("run_id", [".", "..", "--", "-R", "a/b", "", "a" * 65, "é"])
@@ -164,6 +179,23 @@ def test_a_run_id_that_is_taken_exits_2_and_the_run_stays_as_it_was(shell: Shell
 
 
 OPENING = (RUN, ("list",), ("verify",), ("resume", "R"))
+
+
+ON_A_STORE = (RUN, ("list",), ("recover",), ("doctor",), *((verb, "R", *rest) for verb, *rest in NAMING_A_RUN))
+
+
+@pytest.mark.parametrize("url", ["sqlite:/", "sqlite:loop.db"])
+def test_a_store_whose_path_names_no_file_is_one_error_and_2_for_every_verb(url: str, shell: Shell) -> None:
+    """C16."""
+    (shell.folder / "loop.db").symlink_to("loop.db")
+    said = set()
+    for argv in (*ON_A_STORE, ("verify",), ("watch", "R"), ("replay", "R"), ("crash-test", "R")):
+        refused = shell(*argv, "--store", url, "--json", check=2)
+        assert refused.out == ""
+        said.add(tuple(refused.error.values()))
+    (error,) = said
+    assert all(error)
+    assert error[0] == "configuration"
 
 
 def test_a_file_of_another_program_is_refused_and_left_as_it_was(shell: Shell) -> None:

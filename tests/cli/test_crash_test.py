@@ -414,6 +414,15 @@ def eventually(met: Callable[[], bool]) -> bool:
     return True
 
 
+def test_without_its_stage_the_demos_world_names_the_command_that_sets_it(folder: Path) -> None:
+    world = ("--world", "perdure.examples.job_recovery.crash_world:JobService")
+    done = perdure(folder, "crash-test", agent(folder, "writing"), "--input", "go", *world)
+    assert done.returncode == 2
+    assert "PERDURE_DEMO_FOLDER is not set" in done.stderr
+    assert 'next: run: eval "$(perdure demo --serve)"' in done.stderr
+    assert leftovers(folder) == []
+
+
 def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("perdure-crash-test-*")]
 

@@ -198,6 +198,45 @@ def test_recover_drives_what_is_due_and_leaves_the_rest(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+def test_recover_counts_one_as_one_and_more_as_more(shell: Shell) -> None:
+    model = 'once = scripted(calls(("book", {"what": "one"})), text("booked"))\n'
+    shell.write("my_models.py", (shell.folder / "my_models.py").read_text() + model)
+    booking = (shell.folder / "booking.toml").read_text()
+    shell.write("once.toml", booking.replace(':booking"', ':once"'))
+    shell.killed_in_a_booking("more")
+    (shell.folder / "effects").unlink()
+    shell.hold()
+    process = shell.start("run", "once.toml", "--input", "go", "--run-id", "one")
+    wait_until(lambda: shell.read("effects") == ["one"])
+    process.kill()
+    ended(process)
+    shell.let_go()
+    for run_id in ("more", "one"):
+        shell("resolve", run_id, "1.0", "--happened", '"booked one"', check=0)
+    said = shell("recover", check=0).err
+    assert "run one completed (unverified): 2 model turns, 1 tool call\n" in said
+    assert "run more completed (unverified): 3 model turns, 2 tool calls\n" in said
+
+
+@pytest.mark.slow
+def test_an_agent_file_that_was_moved_since_the_run_began_is_asked_for_and_taken_from_its_new_place(
+    shell: Shell,
+) -> None:
+    """R-019: the definition is the same, so the run goes on."""
+    shell("run", "asking.toml", "--input", "x", "--run-id", "R", check=3)
+    shell("answer", "R", "1.0", '{"yes": true}', check=0)
+    (shell.folder / "asking.toml").rename(shell.folder / "moved.toml")
+    before = shell.history("R")
+    for verb in (("resume", "R"), ("recover",)):
+        refused = shell(*verb, "--json", check=2)
+        assert refused.error["code"] == "configuration"
+        assert "asking.toml" in refused.error["where"]
+        assert refused.error["next"].endswith("if the agent lies elsewhere now, name it: --agent REF")
+    assert shell.history("R") == before
+    assert shell("resume", "R", "--agent", "moved.toml", check=0).out == "published\n"
+
+
+@pytest.mark.slow
 def test_recover_wakes_a_run_whose_time_has_come(shell: Shell) -> None:
     """S-012."""
     shell.write("nap", "0.5")

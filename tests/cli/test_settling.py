@@ -98,6 +98,16 @@ def test_a_person_settles_a_write_in_doubt(
     assert observed in shell.history("R")
 
 
+@pytest.mark.parametrize("value", ['{"booked": [1, null]}', "null", "7", '"booked"'])
+def test_what_happened_is_recorded_as_it_is_given_whatever_the_tool_returns(value: str, shell: Shell) -> None:
+    """S-064. As docs/how-to/settle-a-doubt.md says; the tool returns text."""
+    shell.killed_in_a_booking("R")
+    shell("resolve", "R", "1.0", "--happened", value, check=0)
+    last = json.loads(shell.history("R").splitlines()[-1])
+    assert (last["kind"], last["payload"].get("result")) == ("effect_resolved", json.loads(value))
+    assert shell("resume", "R", check=0).out == "booked\n"
+
+
 def test_a_verdict_that_is_none_exits_2_with_the_journal_as_it_was(shell: Shell) -> None:
     """S-065."""
     shell.killed_in_a_booking("R")

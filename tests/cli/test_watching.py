@@ -1,6 +1,7 @@
 """watch, replay, doctor and completion, as processes."""
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -197,18 +198,129 @@ def test_doctor_calls_a_foreign_file_or_a_folder_that_cannot_be_written_bad(shel
     assert not (shell.folder / "nowhere").exists()
 
 
+@pytest.mark.slow
+def test_doctor_counts_one_damaged_run_as_one_and_two_as_two_and_names_the_stores_version(shell: Shell) -> None:
+    for run_id in ("one", "two"):
+        shell("run", "adding.toml", "--input", "x", "--run-id", run_id, check=0)
+    path = shell.folder / "perdure.db"
+    assert findings(shell)["store"]["found"] == f"{path}: version 1, 2 runs, 0 driven now, 0 drivers alive"
+    for where, said in (("run_id = 'one'", "1 damaged run"), ("true", "2 damaged runs")):
+        store = sqlite3.connect(path, isolation_level=None)
+        store.execute(f"update run set phase = x'00' where {where}")
+        store.close()
+        assert findings(shell, check=4)["store"]["found"] == f"{path}: version 1, {said}"
+
+
+def test_doctor_looks_beside_the_file_a_link_leads_to(shell: Shell) -> None:
+    (shell.folder / "link.db").symlink_to("perdure.db")
+    shell.hold()
+    driver = shell.start("run", "booking.toml", "--input", "go", "--run-id", "R")
+    wait_until(lambda: shell.read("effects") == ["one"])
+    assert findings(shell, "--store", "sqlite:link.db")["store"]["found"].endswith("1 driver alive")
+    driver.kill()
+    ended(driver)
+
+
+def test_doctor_calls_a_file_in_the_place_of_the_lock_files_bad(shell: Shell) -> None:
+    locks = shell.write("perdure.db.drivers", "in the way")
+    found = findings(shell, check=4)["lock files"]
+    assert (found["verdict"], found["found"]) == (
+        "bad",
+        f"{locks}: it is no directory, and drivers keep their lock files there",
+    )
+    assert found["next"]
+    locks.unlink()
+    locks.symlink_to("perdure.db.drivers")
+    assert findings(shell, check=4)["lock files"]["verdict"] == "bad"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", ".drivers"])
+def test_doctor_calls_a_file_of_the_store_bad_that_we_cannot_write(suffix: str, shell: Shell) -> None:
+    """As one that another user's process left there."""
+    shell.killed_in_a_booking("R")
+    file = shell.folder / f"perdure.db{suffix}"
+    assert file.exists()
+    file.chmod(0o500 if file.is_dir() else 0o400)
+    done = shell("doctor", "--json", check=4, file_modes_hold=True)
+    (bad,) = (one for one in done.lines if one["name"] == "permissions")
+    assert bad["verdict"] == "bad"
+    assert bad["found"].startswith(
+        f"{file.name} cannot be written by this user (mode {'5' if file.is_dir() else '4'}00"
+    )
+    assert bad["next"]
+
+
+def test_doctor_advises_no_change_to_a_folder_that_is_no_store(shell: Shell) -> None:
+    (shell.folder / "mine").mkdir(mode=0o755)
+    done = shell("doctor", "--store", "sqlite:mine", "--json", check=4)
+    advice = {one["name"]: one["next"] for one in done.lines if one["verdict"] == "bad" or one["name"] == "permissions"}
+    assert advice == {"store": "name a file"}
+
+
+def test_doctor_says_who_may_read_the_shared_memory(shell: Shell) -> None:
+    shell.killed_in_a_booking("R")
+    (shell.folder / "perdure.db-shm").chmod(0o644)
+    found = findings(shell)["permissions"]
+    assert (found["verdict"], found["found"]) == ("warn", "perdure.db-shm is open to others (mode 644)")
+
+
+def test_doctor_takes_an_empty_file_for_no_store(shell: Shell) -> None:
+    shell.write("perdure.db", "").chmod(0o600)
+    assert "not there yet" in findings(shell)["store"]["found"]
+
+
+UNREACHABLE = {"directory": "closed/in/x.db", "permissions": "n" * 300, "store": "file/x.db"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "path"), UNREACHABLE.items(), ids=UNREACHABLE)
+def test_doctor_tells_what_it_cannot_look_at(name: str, path: str, shell: Shell) -> None:
+    """C16: and goes on to the end."""
+    shell.write("file", "")
+    (shell.folder / "closed" / "in").mkdir(parents=True)
+    (shell.folder / "closed").chmod(0)
+    done = shell("doctor", "--store", f"sqlite:{path}", "--json", check=4, file_modes_hold=True)
+    (shell.folder / "closed").chmod(0o700)
+    assert "bad" in {one["verdict"] for one in done.lines if one["name"] == name}
+    assert all(one["next"] for one in done.lines if one["verdict"] == "bad")
+    assert done.lines[-1]["name"] == "store"
+    assert done.err == ""
+
+
 def completed(shell: Shell, words: str, at: int) -> list[str]:
-    environment = shell.environment | {
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(at),
-        "_PERDURE_COMPLETE": "complete_bash",
-    }
+    return offered(shell, {"COMP_WORDS": words, "COMP_CWORD": str(at), "_PERDURE_COMPLETE": "complete_bash"}).split()
+
+
+def offered(shell: Shell, asked: dict[str, str]) -> str:
+    environment = shell.environment | asked
     perdure = Path(sys.executable).with_name("perdure")
     done = subprocess.run(
         [str(perdure)], cwd=shell.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stderr == ""
-    return done.stdout.split()
+    return done.stdout
+
+
+HOSTILE = (
+    *("app le", "app'le", 'app"le', "app:le", "app$(le)", "app`le`"),
+    *("app;le", "app\nle", "app\\le", "app\x1b[2J", "app/le"),
+)
+
+
+@pytest.mark.slow
+def test_a_shell_is_offered_no_id_that_it_would_read_as_something_else(shell: Shell) -> None:
+    """O7. No run can be started with such an id; a store from elsewhere may hold one."""
+    shell("run", "adding.toml", "--input", "x", "--run-id", "apples", check=0)
+    store = sqlite3.connect(shell.folder / "perdure.db", isolation_level=None)
+    for number, run_id in enumerate(("apple_pie", *(f"{name}{n}" for n in range(20) for name in HOSTILE)), 2):
+        store.execute("insert into run values(?, ?, x'00', 'a', 'open', null, null, null)", (number, run_id))
+    store.close()
+    assert completed(shell, "perdure show app", 2) == ["apple_pie", "apples"]
+    zsh = offered(shell, {"_TYPER_COMPLETE_ARGS": "perdure show app", "_PERDURE_COMPLETE": "complete_zsh"})
+    assert re.findall('"(.*?)"', zsh) == ["apple_pie", "apples"]
+    fish = {"_TYPER_COMPLETE_ARGS": "perdure show app", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    assert offered(shell, {**fish, "_PERDURE_COMPLETE": "complete_fish"}).split() == ["apple_pie", "apples"]
 
 
 def test_a_shell_is_offered_verbs_and_ids_of_runs(shell: Shell) -> None:

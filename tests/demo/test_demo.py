@@ -193,6 +193,25 @@ class Served:
 
 
 @pytest.mark.slow
+def test_serve_says_on_standard_error_what_runs_and_what_ends_it(environment: dict[str, str], tmp_path: Path) -> None:
+    """And on standard output nothing but lines for a shell."""
+    with (tmp_path / "said").open("wb") as said:
+        done = subprocess.run(argv("demo", "--serve"), env=environment, stdout=subprocess.PIPE, stderr=said, check=True)
+    lines, hint = done.stdout.decode().splitlines(), (tmp_path / "said").read_text().strip()
+    pid = next(line.partition("=")[2] for line in lines if line.startswith("export PERDURE_DEMO_PID="))
+    try:
+        assert all(line.startswith("export ") for line in lines)
+        before, _, command = hint.partition(": ")
+        assert before == "both servers run in the background until"
+        subprocess.run(["bash", "-c", command], env={"PERDURE_DEMO_PID": pid}, check=True)
+        assert nothing_left(tmp_path)
+        assert list((tmp_path / "tmp").iterdir()) == []
+    except BaseException:
+        os.kill(int(pid), signal.SIGTERM)
+        raise
+
+
+@pytest.mark.slow
 def test_by_hand_a_run_is_killed_while_one_call_is_open_and_resumed(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

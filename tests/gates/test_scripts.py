@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,27 +32,54 @@ def test_a_version_that_cannot_be_is_a_usage_error() -> None:
     assert done.stdout == ""
 
 
-def test_a_python_that_is_not_there_is_told_apart_from_a_failure(tmp_path: Path) -> None:
-    """A clone of the scripts alone, and a PATH on which no Python is found."""
-    (tmp_path / "scripts").mkdir()
-    tools = tmp_path / "tools"
+def clone(folder: Path) -> None:
+    """A clone of the setup alone, and beside it a folder `tools` with all that it needs but a Python."""
+    (folder / "scripts").mkdir()
+    tools = folder / "tools"
     tools.mkdir()
-    (tmp_path / "scripts" / "setup").write_bytes((ROOT / "scripts" / "setup").read_bytes())
-    for tool in ("bash", "readlink", "dirname", "cat", "ls", "sha256sum", "cut", "mktemp", "rm", "flock"):
+    (folder / "scripts" / "setup").write_bytes((ROOT / "scripts" / "setup").read_bytes())
+    for tool in ("bash", "readlink", "dirname", "cat", "ls", "sha256sum", "cut", "mktemp", "rm", "flock", "id"):
         found = subprocess.run(["which", tool], capture_output=True, text=True, check=True).stdout.strip()
         (tools / tool).symlink_to(found)
     for name in ("requirements.lock", "pyproject.toml"):
-        (tmp_path / name).write_text("")
+        (folder / name).write_text("")
+
+
+def setup(folder: Path, version: str | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [folder / "tools" / "bash", folder / "scripts" / "setup", *([version] if version else [])],
+        env={"PATH": str(folder / "tools"), "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_python_that_is_not_there_is_told_apart_from_a_failure(tmp_path: Path) -> None:
+    """A PATH on which no Python is found."""
+    clone(tmp_path)
     for version, code in (("3.12", 3), (None, 2)):
-        done = subprocess.run(
-            [tools / "bash", tmp_path / "scripts" / "setup", *([version] if version else [])],
-            env={"PATH": str(tools), "HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = setup(tmp_path, version)
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         assert "no Python" in done.stderr
+
+
+@pytest.mark.parametrize("version", [None, f"{sys.version_info.major}.{sys.version_info.minor}"], ids=["any", "one"])
+def test_an_environment_that_is_a_link_is_refused_and_what_it_leads_to_is_left_as_it_was(
+    version: str | None, tmp_path: Path
+) -> None:
+    """Making it anew would empty the folder of somebody else."""
+    clone(tmp_path)
+    (tmp_path / "tools" / f"python{sys.version_info.major}.{sys.version_info.minor}").symlink_to(sys.executable)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "kept").write_text("theirs")
+    link = tmp_path / (".venv" if version is None else f".venv-{version}")
+    link.symlink_to("theirs")
+    done = setup(tmp_path, version)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert f"{link} is a symbolic link; remove it" in done.stderr
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["kept"]
+    assert link.is_symlink()
 
 
 def gates(tmp_path: Path, *commands: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 recorded as late."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -365,3 +366,85 @@ async def test_a_cancel_is_for_good_and_what_ends_later_changes_nothing(
     assert state_of(journal).open == {}
     assert only(journal, ev.ToolCallFailed)[0].reason == "unknown"
     assert count(journal, "late_result_observed") == 0
+
+
+def complaints() -> list[str]:
+    """What asyncio finds nobody to tell, from here on."""
+    heard: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["message"]))
+    return heard
+
+
+async def nothing_is_left() -> None:
+    """Returns once the tool's threads have ended and what came of them is forgotten."""
+    waited_for(lambda: not any(thread.name == "perdure-tool-pay" for thread in threading.enumerate()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+        gc.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["timed out", "cancelled", "cancelled after its limit"])
+async def test_an_error_that_comes_after_the_runs_end_is_printed_by_nobody(how: str, tmp_path: Path) -> None:
+    """H26: of a blocking tool, whose thread cannot be stopped. What can be recorded of it is recorded already."""
+    heard = complaints()
+    assert await ended_before_the_error(how, tmp_path) == ("completed" if how == "timed out" else "cancelled")
+    await nothing_is_left()
+    assert heard == []
+
+
+async def ended_before_the_error(how: str, directory: Path) -> str:
+    limited = late("write", blocking=True, comes_to=lambda: raises(ValueError("too late")))
+    agent = agent_of(tool(name="pay")(endless) if how == "cancelled" else limited, hold)
+    async with opened(directory) as engine:
+        run = await started(engine, agent, script(PAY, END) if how == "timed out" else script(PAY, HOLD, END))
+        if how != "timed out":
+            await under_way("began" if how == "cancelled" else "held")
+            await run.cancel("enough")
+        status: str = (await run.wait()).status
+        before = await engine.journal(RUN)
+        go_on.set()
+        await nothing_is_left()
+        assert await engine.journal(RUN) == before
+    return status
+
+
+async def under_way(act: str) -> None:
+    until = time.monotonic() + LONG_S
+    while act not in acts:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.005)
+
+
+def endless(amount: int) -> str:
+    """Pays, without a time limit of its own."""
+    acts.append("began")
+    go_on.wait(LONG_S)
+    raise ValueError("too late")
+
+
+def test_an_async_tool_that_raises_when_the_event_loop_ends_it_is_printed_by_nobody(tmp_path: Path) -> None:
+    """H26: one that swallowed its first cancel outlives its run, and the loop cancels it once more."""
+    heard: list[str] = []
+
+    @tool(name="pay", effect="write", timeout=LIMIT_S)
+    async def pay(amount: int) -> str:
+        """Pays."""
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                acts.append("cancelled")
+                if acts.count("cancelled") > 1:
+                    raise ValueError("too late") from None
+
+    async def one_run() -> str:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["message"]))
+        async with opened(tmp_path) as engine:
+            run = await started(engine, agent_of(pay), script(PAY, END))
+            status: str = (await run.wait()).status
+        return status
+
+    assert asyncio.run(one_run()) == "completed"
+    assert acts == ["cancelled", "cancelled"]
+    assert heard == []

@@ -484,6 +484,23 @@ def test_sums_stop_at_what_64_bits_hold() -> None:
     assert add_known(most, None) is None
 
 
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        (Usage(100, 10, 0), 100 * 30 + 10 * 50),
+        (Usage(100, 10, 40), 60 * 30 + 40 * 3 + 10 * 50),
+        (Usage(100, 10, 100), 100 * 3 + 10 * 50),
+        (Usage(1, 82, 965_602), 1 * 30 + 965_602 * 3 + 82 * 50),  # counted beside the input
+        (Usage(0, 0, 1), 3),
+    ],
+    ids=repr,
+)
+def test_cached_input_costs_its_own_price_and_never_makes_a_cost_negative(usage: Usage, cost: int) -> None:
+    """C25."""
+    prices = Price(input=30_000_000, output=50_000_000, cached_input=3_000_000)
+    assert cost_of(usage, prices) == cost
+
+
 async def test_a_limit_can_be_changed_while_the_run_is_driven_here(tmp_path: Path) -> None:
     """C28: it takes hold at the next step."""
     engine: Engine

@@ -1,6 +1,8 @@
 """Disks that are full, broken or read-only, and locks that do not clear."""
 
 import asyncio
+import re
+import shutil
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from tests.stores.shapes import OpenStore, Start, spoken
 
 from perdure.errors import StoreError
 from perdure.journal.envelope import check_chain
+from perdure.stores.faults import translated
 from perdure.testing.conformance import begun, read
 
 
@@ -80,13 +83,44 @@ async def test_a_lock_that_does_not_clear_is_an_error_within_bounds_and_the_stor
     other.execute("begin immediate")
     began = time.monotonic()
     piece = chain.next()
-    with pytest.raises(StoreError, match="locked"):
+    with pytest.raises(StoreError, match="the store is locked") as caught:
         await store.append(lease, piece, None)
-    assert 9 < time.monotonic() - began < 15
+    took = time.monotonic() - began
+    assert 9 < took < 15
+    said = re.search(r"held its lock for (\d+\.\d) s", caught.value.found)
+    assert said is not None
+    assert 9 < float(said[1]) <= took + 0.1
     other.execute("rollback")
     other.close()
     await store.append(lease, piece, None)
     assert (await read(store, "run-1")).envelopes == tuple(chain.sealed)
+
+
+def test_a_lock_that_was_not_waited_for_is_told_without_a_time(path: Path) -> None:
+    holder, impatient = apsw.Connection(str(path)), apsw.Connection(str(path))
+    holder.execute("begin immediate")
+    with pytest.raises(StoreError, match="locked: another process holds its lock") as caught, translated(path):
+        impatient.execute("begin immediate")
+    assert re.search(r"\d+(\.\d+)? s\b", caught.value.found) is None
+    holder.close()
+    impatient.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
+async def test_a_file_in_the_place_of_the_lock_files_directory_is_named_and_left_as_it_was(
+    open_store: OpenStore, path: Path, read_only: bool
+) -> None:
+    """C16."""
+    killed, locks = await open_store(), path.with_name(path.name + ".drivers")
+    await begun(killed)
+    await killed.abandon()
+    shutil.rmtree(locks)
+    locks.write_text("in the way")
+    with pytest.raises(StoreError, match="it is no directory") as caught:
+        await (await open_store(read_only=read_only)).runs()  # which asks whether the killed driver lives
+    assert caught.value.where == str(locks)
+    assert "move it away" in caught.value.next
+    assert locks.read_text() == "in the way"
 
 
 async def test_a_lock_that_clears_in_time_is_waited_for(open_store: OpenStore, path: Path) -> None:

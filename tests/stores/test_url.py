@@ -9,6 +9,7 @@ from perdure.errors import ConfigurationError, UnknownError
 from perdure.stores.mounts import network_type
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.url import open_store, parse_sqlite_url
+from perdure.stores.verify import verify
 
 MOUNTS = r"""21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
 22 21 0:5 / /home/ann/my\040share rw,relatime - nfs4 server:/ann rw
@@ -62,6 +63,49 @@ async def test_a_url_opens_the_store_it_names(tmp_path: Path) -> None:
     assert isinstance(store, SqliteStore)
     await store.close()
     assert (tmp_path / "store.db").exists()
+
+
+NO_FILE = {
+    "/": "the path names no file",
+    "/..": "the path names no file",
+    "{folder}/loop.db": "lead in a circle",
+    "{folder}/loop.db/x.db": "lead in a circle",
+    "{folder}/there.db": "lead in a circle",
+    "{folder}/zero\0.db": "a zero byte",
+}
+
+
+@pytest.mark.parametrize(("path", "says"), NO_FILE.items(), ids=repr)
+async def test_a_path_that_names_no_file_whatever_is_on_the_disk_is_a_configuration_error(
+    path: str, says: str, tmp_path: Path
+) -> None:
+    """C16. By whichever way a store is opened or proven."""
+    (tmp_path / "loop.db").symlink_to("loop.db")
+    (tmp_path / "there.db").symlink_to("back.db")
+    (tmp_path / "back.db").symlink_to("there.db")
+    named, before = path.format(folder=tmp_path), sorted(tmp_path.iterdir())
+    for opened in (
+        open_store(f"sqlite:{named}", clock=SystemClock(), entropy=SystemEntropy()),
+        open_store(f"sqlite:{named}", clock=SystemClock(), entropy=SystemEntropy(), read_only=True, create=False),
+        SqliteStore.open(named, clock=SystemClock(), entropy=SystemEntropy()),
+        verify(named),
+    ):
+        with pytest.raises(ConfigurationError, match=says) as caught:
+            await opened
+        assert repr(named) in caught.value.where
+        assert caught.value.next
+    assert sorted(tmp_path.iterdir()) == before
+
+
+async def test_links_that_end_at_a_file_name_it_and_all_its_files_lie_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "one.db").symlink_to("two.db")
+    (tmp_path / "two.db").symlink_to("far/store.db")
+    store = await open_store(f"sqlite:{tmp_path}/one.db", clock=SystemClock(), entropy=SystemEntropy())
+    await store.close()
+    assert (tmp_path / "far" / "store.db").is_file()
+    assert (tmp_path / "far" / "store.db.drivers").is_dir()
+    assert not (tmp_path / "one.db.drivers").exists()
 
 
 @pytest.mark.parametrize(

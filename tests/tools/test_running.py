@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from perdure.calls import CallContext
+from perdure.tools.blocking import run_blocking
 from perdure.tools.define import tool
 
 PLACE: contextvars.ContextVar[str] = contextvars.ContextVar("PLACE", default="nowhere")
@@ -202,3 +204,31 @@ def test_a_thread_that_outlives_the_loop_says_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=30)
     assert done.stderr == b""
+
+
+def test_an_error_that_comes_in_the_event_loops_last_turn_is_printed_by_nobody() -> None:
+    """H26: no callback of anybody runs after that turn."""
+    loop, go_on = asyncio.new_event_loop(), threading.Event()
+    heard: list[str] = []
+    loop.set_exception_handler(lambda _, context: heard.append(context["message"]))
+
+    def fails() -> None:
+        go_on.wait(30)
+        raise ValueError("too late")
+
+    async def given_up() -> None:
+        waiting = asyncio.ensure_future(run_blocking(fails, "fails", lambda _: None))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+    loop.run_until_complete(given_up())
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "perdure-tool-fails":
+            thread.join(30)
+    loop.call_soon(loop.stop)
+    loop.run_forever()  # one turn
+    loop.close()
+    gc.collect()
+    assert heard == []

@@ -5,22 +5,25 @@ import fcntl
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import apsw
 
 from perdure.cli import output
-from perdure.errors import PerdureError
-from perdure.stores.driver_lock import driver_is_dead
+from perdure.errors import PerdureError, UnknownError
+from perdure.stores.driver_lock import driver_is_dead, no_directory
+from perdure.stores.faults import translated
 from perdure.stores.mounts import NETWORK_TYPES, mounted_type
-from perdure.stores.schema import OLDEST_SQLITE
+from perdure.stores.schema import OLDEST_SQLITE, checked_version, open_for_reading, store_file
 from perdure.stores.url import parse_sqlite_url
 
 OK, REFUSED = 0, 4
@@ -49,7 +52,7 @@ class Finding:
 async def examine(store: str, *, as_json: bool) -> int:
     """Prints what was found. Returns 0, or 4 when something is bad: no run can be driven safely then."""
     path, force_network = parse_sqlite_url(store)
-    file = Path(path).absolute()  # noqa: ASYNC240 - of the name alone
+    file = store_file(path)
     findings = [*_findings(file, force_network), await _store(store, file)]
     for one in findings:
         if as_json:
@@ -64,11 +67,24 @@ async def examine(store: str, *, as_json: bool) -> int:
 def _findings(path: Path, force_network: bool) -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield _sqlite()
-    yield from _directory(path.parent, force_network)
-    yield from _permissions(path)
+    yield from _looked("directory", path.parent, lambda: _directory(path.parent, force_network))
+    drivers = path.with_name(path.name + ".drivers")
+    yield from _looked("lock files", drivers, lambda: _lock_files(drivers))
+    for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+        yield from _looked("permissions", file, partial(_permissions, file, stat.S_ISREG))
+    yield from _looked("permissions", drivers, lambda: _permissions(drivers, stat.S_ISDIR))
     yield from _extras()
     yield _sandbox()
     yield from _keys()
+
+
+def _looked(name: str, path: Path, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """What a look finds. What cannot be looked at is a finding, too."""
+    try:
+        with translated(path):
+            yield from look()
+    except PerdureError as error:
+        yield Finding(name, "bad", f"{path}: {error.found}", error.next)
 
 
 def _sqlite() -> Finding:
@@ -92,12 +108,9 @@ def _directory(folder: Path, force_network: bool) -> Iterator[Finding]:
     if not os.access(folder, os.W_OK | os.X_OK):
         yield Finding("directory", "bad", f"{folder} cannot be written", "make it writable, or name a store elsewhere")
         return
-    try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".perdure-doctor-") as probe:
-            yield _locks(Path(probe, "lock"))
-            yield _shared_memory(Path(probe, "sample.db"))
-    except OSError as error:
-        yield Finding("directory", "bad", f"{folder}: {error}", "make it writable, or name a store elsewhere")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".perdure-doctor-") as probe:
+        yield _locks(Path(probe, "lock"))
+        yield _shared_memory(Path(probe, "sample.db"))
 
 
 def _file_system(folder: Path, force_network: bool) -> Finding:
@@ -142,13 +155,35 @@ def _shared_memory(path: Path) -> Finding:
     return Finding("log", "ok", "commits are seen over the shared log")
 
 
-def _permissions(path: Path) -> Iterator[Finding]:
-    for file in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + ".drivers")):
-        with suppress(OSError):
-            open_to = stat.S_IMODE(file.stat().st_mode) & 0o077
-            if open_to:
-                found = f"{file.name} is open to others (mode {stat.S_IMODE(file.stat().st_mode):o})"
-                yield Finding("permissions", "warn", found, f"chmod go-rwx {file}")
+def _lock_files(drivers: Path) -> Iterator[Finding]:
+    if os.path.lexists(drivers) and not drivers.is_dir():
+        raise no_directory(drivers)
+    yield Finding("lock files", "ok", f"in {drivers.name}" if drivers.is_dir() else "none yet")
+
+
+def _permissions(file: Path, of_its_kind: Callable[[int], bool]) -> Iterator[Finding]:
+    """Whether others can read the file, and whether we can write it. Not there, it is made with the right ones; what is
+    of another kind is not ours to change, and the store's own finding names it."""
+    try:
+        mode = file.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not of_its_kind(mode):
+        return
+    needed = os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)
+    if not os.access(file, needed):
+        found = f"{file.name} cannot be written by this user (mode {stat.S_IMODE(mode):o}, owner {_owner(file)})"
+        yield Finding("permissions", "bad", found, f"make it writable, or be its owner: {file}")
+    if stat.S_IMODE(mode) & 0o077:
+        found = f"{file.name} is open to others (mode {stat.S_IMODE(mode):o})"
+        yield Finding("permissions", "warn", found, f"chmod go-rwx {shlex.quote(str(file))}")
+
+
+def _owner(file: Path) -> str:
+    try:
+        return file.owner()
+    except KeyError:  # a user id without a name
+        return str(file.stat().st_uid)
 
 
 def _extras() -> Iterator[Finding]:
@@ -170,22 +205,34 @@ def _keys() -> Iterator[Finding]:
 
 async def _store(store: str, path: Path) -> Finding:
     """What is in the store, as far as it opens for reading."""
-    if not path.exists():  # noqa: ASYNC240 - nothing else runs meanwhile
-        return Finding("store", "ok", f"{path} is not there yet; `perdure run` makes it")
     from perdure.engine import Engine
 
     problems: dict[str, PerdureError] = {}
     try:
+        version = _version(path)
         async with Engine.open(store, create=False, read_only=True) as engine:
             runs = await engine.runs(problems=problems)
+        with translated(path):
+            alive = output.counted(_alive(path), "driver")
+    except UnknownError:
+        return Finding("store", "ok", f"{path} is not there yet; `perdure run` makes it")
     except PerdureError as error:
         return Finding("store", "bad", f"{path}: {error.found}", error.next)
+    head = f"{path}: version {version}"
     if problems:
-        return Finding(
-            "store", "bad", f"{path}: {len(problems)} damaged runs", "see `perdure list` and `perdure verify`"
-        )
-    held, alive = sum(run["status"] == "running" for run in runs), output.counted(_alive(path), "driver")
-    return Finding("store", "ok", f"{path}: {output.counted(len(runs), 'run')}, {held} driven now, {alive} alive")
+        damaged = output.counted(len(problems), "damaged run")
+        return Finding("store", "bad", f"{head}, {damaged}", "see `perdure list` and `perdure verify`")
+    held = sum(run["status"] == "running" for run in runs)
+    return Finding("store", "ok", f"{head}, {output.counted(len(runs), 'run')}, {held} driven now, {alive} alive")
+
+
+def _version(path: Path) -> int:
+    """The version that the store's tables have."""
+    connection = open_for_reading(path, any_version=True)
+    try:
+        return checked_version(connection, path)
+    finally:
+        connection.close()
 
 
 def _alive(path: Path) -> int:

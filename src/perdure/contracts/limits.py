@@ -123,10 +123,15 @@ def add_known(a: int | None, b: int | None) -> int | None:
 
 def cost_of(usage: Usage, price: Price | None) -> int | None:
     """Micro-units for one model call, rounded up to a whole one and at most what 64 bits hold; None when price or usage
-    is unknown."""
+    is unknown. Never below zero.
+
+    Cached input is part of the input, as OpenAI and Gemini count. A server that passes on Anthropic's counts has it
+    beside the input; that is certain where more is cached than there is input, and then both are charged in full.
+    """
     if price is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
     cached = usage.cached_tokens or 0
     cached_price = price.input if price.cached_input is None else price.cached_input
-    exact = (usage.input_tokens - cached) * price.input + cached * cached_price + usage.output_tokens * price.output
+    fresh = usage.input_tokens - cached if cached <= usage.input_tokens else usage.input_tokens
+    exact = fresh * price.input + cached * cached_price + usage.output_tokens * price.output
     return min(-(-exact // 1_000_000), LARGEST)

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -73,18 +74,15 @@ Result = Done | Failed | Waits | Sleeps
 async def attempt(drive: Drive, work: Work, number: int) -> Result:
     """Runs the function once. Raises nothing but what ends the drive (a cancel)."""
     context = CallContext(drive.run_id, work.call, number, drive.epoch, work.key, _deadline(drive, work.timeout_s))
-    try:
-        # A task of its own, so that a function that swallows its cancellation can be left behind.
-        task = asyncio.ensure_future(work.bound(context))
-    except Exception as error:  # noqa: BLE001 - as below
-        return _failure(work, error)
+    # A task of its own, so that a function that swallows its cancellation can be left behind.
+    task = asyncio.ensure_future(_run(work, context))
     try:
         if work.timeout_s is None:
             await until_done(task)
         else:
             await asyncio.wait({task}, timeout=work.timeout_s)
         if task.done():
-            return _result_of(work, task)
+            return task.result()
     except asyncio.CancelledError:
         context.give_up()
         await _give_up(task)
@@ -94,18 +92,15 @@ async def attempt(drive: Drive, work: Work, number: int) -> Result:
         return Failed("handler", "the tool cancelled itself", again=True)
     context.give_up()
     await _give_up(task)
-    _leave_behind(drive, work, number, context.left or task)
+    _leave_behind(drive, work, number, task, context.left)
     return _lost(work, "timeout", f"it did not end within its time limit of {work.timeout_s or 0:g} s")
 
 
-def _result_of(work: Work, ended: "asyncio.Future[object]") -> Result:
-    """What the function came to, as a fact.
-
-    Raises:
-        asyncio.CancelledError: it was cancelled.
-    """
+async def _run(work: Work, context: CallContext) -> Result:
+    """What the function comes to. Whatever it raises is caught here: of a call that was left behind nobody else would,
+    and the event loop prints what nobody catches."""
     try:
-        return _result(work, ended.result())
+        return _result(work, await work.bound(context))
     except Exception as error:  # noqa: BLE001 - what a user's function raises is the call's failure, never the run's
         return _failure(work, error)
 
@@ -122,28 +117,38 @@ def _failure(work: Work, error: Exception) -> Failed:
             return Failed("handler", described(error), again=True)
 
 
-async def _give_up(task: "asyncio.Future[object]") -> None:
-    # Reading the outcome marks it as seen: what an abandoned call raises later is nobody's to handle.
-    task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+async def _give_up(task: "asyncio.Task[Result]") -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=GRACE_S)
 
 
-def _leave_behind(drive: Drive, work: Work, number: int, rest: "asyncio.Future[object]") -> None:
-    """An attempt past its time limit: what it comes to is recorded as late, if the drive lasts that long."""
+def _leave_behind(
+    drive: Drive, work: Work, number: int, task: "asyncio.Task[Result]", thread: "asyncio.Future[object] | None"
+) -> None:
+    """An attempt past its time limit: what it comes to is recorded as late, if the drive lasts that long. It goes on in
+    its thread, if it has one that a cancel could not stop."""
+    rest: asyncio.Future[Any] = task if thread is None else thread
     if rest.cancelled():
         return
     place = (work.call, number)
     drive.left_behind[place] = fingerprint(work.tool, work.arguments)
 
-    def ended(rest: "asyncio.Future[object]") -> None:
+    def ended(_: "asyncio.Future[Any]") -> None:
         del drive.left_behind[place]
         if not (rest.cancelled() or drive.over or isinstance(drive.latch, RefusedError)):
             # Called by the event loop, which has no use for the signal of a drive that is stopping.
             with suppress(RefusedError, Parked):
-                drive.note(_late(work, number, _result_of(work, rest)))
+                result = task.result() if thread is None else _result_of(work, thread)
+                drive.note(_late(work, number, result))
 
     rest.add_done_callback(ended)
+
+
+def _result_of(work: Work, thread: "asyncio.Future[object]") -> Result:
+    try:
+        return _result(work, thread.result())
+    except Exception as error:  # noqa: BLE001 - as in _run
+        return _failure(work, error)
 
 
 def _late(work: Work, number: int, result: Result) -> ev.LateResultObserved:

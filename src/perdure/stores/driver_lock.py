@@ -55,16 +55,38 @@ class DriverLock:
 
 
 def make_directory(directory: Path) -> None:
-    """Makes the directory of lock files, for the owner alone."""
-    directory.mkdir(mode=0o700, exist_ok=True)
+    """Makes the directory of lock files, for the owner alone.
+
+    Raises:
+        StoreError: something else stands in its place.
+    """
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        raise no_directory(directory) from None
+
+
+def no_directory(directory: Path) -> StoreError:
+    """The error for something else in the place of the directory of lock files."""
+    return StoreError(
+        "it is no directory, and drivers keep their lock files there",
+        where=str(directory),
+        next="move it away: the next run makes the directory",
+    )
 
 
 def driver_is_dead(directory: Path, driver_id: str) -> bool:
-    """Whether the driver is proven dead: its lock file is gone, or its lock can be had. Leaves the lock as it was."""
+    """Whether the driver is proven dead: its lock file is gone, or its lock can be had. Leaves the lock as it was.
+
+    Raises:
+        StoreError: the directory is none.
+    """
     try:
         descriptor = os.open(directory / driver_id, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
+    except NotADirectoryError:
+        raise no_directory(directory) from None
     except PermissionError:  # another user's
         return False
     try:

@@ -31,21 +31,20 @@ def translated(path: Path) -> Iterator[None]:
         raise store_error(error, path) from error
 
 
-def store_error(error: BaseException, path: Path) -> StoreError:
-    """The StoreError for anything that went wrong in or around the store's file."""
+def store_error(error: BaseException, path: Path, *, waited_s: float | None = None) -> StoreError:
+    """The StoreError for anything that went wrong in or around the store's file. `waited_s` is how long a lock was
+    waited for, where that was measured: SQLite gives up at once where waiting cannot help."""
     if isinstance(error, StoreError):
         return error
-    found, next_step = _sqlite_words(error) if isinstance(error, apsw.Error) else _system_words(error)
+    found, next_step = _sqlite_words(error, waited_s) if isinstance(error, apsw.Error) else _system_words(error)
     return StoreError(f"{found} ({type(error).__name__}: {error})", where=f"store {path}", next=next_step)
 
 
-def _sqlite_words(error: apsw.Error) -> tuple[str, str]:
+def _sqlite_words(error: apsw.Error, waited_s: float | None) -> tuple[str, str]:
     match error:
         case apsw.BusyError() | apsw.LockedError():
-            return (
-                f"the store is locked: another process held its lock for {BUSY_SECONDS} s",
-                "end that process, " + _RESUME,
-            )
+            held = "holds its lock" if waited_s is None else f"held its lock for {waited_s:.1f} s"
+            return f"the store is locked: another process {held}", "end that process, " + _RESUME
         case apsw.FullError():
             return "the disk is full", "free space on that file system, " + _RESUME
         case apsw.ReadOnlyError() | apsw.PermissionsError():

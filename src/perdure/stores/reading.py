@@ -241,12 +241,12 @@ def _name_of(connection: apsw.Connection, number: int) -> str:
         return "?"
 
 
-def run_ids(connection: apsw.Connection, prefix: str, most: int) -> list[str]:
-    """Ids of runs that begin so, the latest first."""
+def run_ids(connection: apsw.Connection, prefix: str) -> Iterator[object]:
+    """Ids of runs that begin so, the latest first, as they stand there: of a damaged store they may be anything."""
     # Escaped: an underscore and a percent sign match anything in a pattern.
     pattern = "".join(f"\\{sign}" if sign in "%_\\" else sign for sign in prefix) + "%"
-    query = "select run_id from run where run_id like ? escape '\\' order by run_no desc limit ?"
-    return [run_id for (run_id,) in connection.execute(query, (pattern, most))]
+    query = "select run_id from run where run_id like ? escape '\\' order by run_no desc"
+    return (run_id for (run_id,) in connection.execute(query, (pattern,)))
 
 
 def read_artifact(connection: apsw.Connection, path: Path, run_id: str, digest: str) -> bytes | None:

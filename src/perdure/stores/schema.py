@@ -6,6 +6,7 @@ one more page a commit), no two events can have one place, and a row whose colum
 it was.
 """
 
+import errno
 import logging
 import os
 import stat
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import apsw
 
-from perdure.errors import StoreError, UnknownError
+from perdure.errors import ConfigurationError, StoreError, UnknownError
 from perdure.stores import wal
 from perdure.stores.driver_lock import make_directory, opening
 from perdure.stores.faults import BUSY_SECONDS, translated
@@ -80,6 +81,29 @@ create table migration(version integer primary key);
 
 MIGRATIONS = (_VERSION_1,)
 """One script a version, applied in order; the file's `user_version` is the number applied."""
+
+
+def store_file(path: str | Path) -> Path:
+    """Where the store's file lies, symbolic links followed; every other file of the store lies beside it. The file need
+    not be there.
+
+    Raises:
+        ConfigurationError: the path names no file, whatever is on the disk, or its symbolic links lead in a circle.
+    """
+    where = f"store {str(path)!r}"
+    if "\0" in str(path):
+        raise ConfigurationError("the path holds a zero byte", where=where, next="name a file")
+    found = Path(os.path.realpath(path))  # unlike Path.resolve, of a circle as well, whichever the Python
+    if not found.name:
+        raise ConfigurationError("the path names no file", where=where, next="name a file in a directory")
+    try:
+        found.stat()
+    except OSError as error:  # any other is told where the file is opened
+        if error.errno == errno.ELOOP:
+            raise ConfigurationError(
+                "symbolic links on the path lead in a circle", where=where, next="correct the link, or name a file"
+            ) from error
+    return found
 
 
 def first_place(run_no: int) -> int:

@@ -60,11 +60,12 @@ class SqliteStore:
         is how long a holder whose process still exists must stand still before another may take its run over.
 
         Raises:
+            ConfigurationError: the path names no file, or its symbolic links lead in a circle.
             UnknownError: the file is missing and is not to be created.
             StoreError: it is not a Perdure store, is newer than this release, lies on a network file system (unless
                 `force_network`), cannot be written, stays locked, or its log is damaged in the middle.
         """
-        path = Path(path).resolve()  # noqa: ASYNC240 - of the file's own name; the file itself is opened in a thread
+        path = schema.store_file(path)
         drivers = path.with_name(path.name + ".drivers")
         driver = Driver(path, entropy.draw(16).hex(), lease_seconds, partial(driver_is_dead, drivers))
         lock = DriverLock(drivers, driver.driver_id)

@@ -21,7 +21,7 @@ async def open_store(
     slash.
 
     Raises:
-        ConfigurationError: the URL has another form.
+        ConfigurationError: the URL has another form, or its path names no file.
         UnknownError: the file is missing and is not to be created.
         StoreError: the store cannot be used.
     """

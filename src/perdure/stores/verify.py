@@ -85,11 +85,12 @@ async def verify(
     that event was cut off or changed; for all runs it must be the report's `head`. A mapping gives heads by run id.
 
     Raises:
+        ConfigurationError: the path names no file, or its symbolic links lead in a circle.
         UnknownError: no such file, or no such run.
         StoreError: the file is another program's or a later release's, or cannot be read.
     """
-    path = Path(path).resolve()  # noqa: ASYNC240 - of the file's own name; the file itself is read in a thread
-    return await in_thread(lambda: _verify(path, fold_problem, run_id, head))
+    file = schema.store_file(path)
+    return await in_thread(lambda: _verify(file, fold_problem, run_id, head))
 
 
 def _verify(

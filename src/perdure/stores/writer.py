@@ -9,6 +9,7 @@ then writes nothing more, and everything queued or asked later fails with the sa
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -142,11 +143,12 @@ class Writer:
         if self.failure is not None:
             return [(piece, None, self.failure) for piece in batch]
         assert self._connection is not None
+        began = time.monotonic()  # of the lock itself, which no clock of a test moves
         try:
             self._presence.check(self._connection)
             self._connection.execute("begin immediate")
         except apsw.BusyError as error:
-            busy = store_error(error, self._driver.path)
+            busy = store_error(error, self._driver.path, waited_s=time.monotonic() - began)
             return [(piece, None, busy) for piece in batch]
         except (apsw.Error, StoreError) as error:
             return self._fail(batch, error)

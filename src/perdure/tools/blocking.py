@@ -30,6 +30,8 @@ async def run_blocking(work: Callable[[], object], name: str, leave: Leave) -> o
             result.set_result(value)
         else:
             result.set_exception(error)
+            # Read at once: whoever waits is still told, and where nobody does any more, asyncio has nothing to print.
+            result.exception()
 
     def run() -> None:
         value, error = None, None
@@ -44,11 +46,12 @@ async def run_blocking(work: Callable[[], object], name: str, leave: Leave) -> o
 
     threading.Thread(target=run, name=f"perdure-tool-{name}", daemon=True).start()
     try:
-        # Shielded: the thread goes on when the caller is cancelled, and so does what it comes to.
-        return await asyncio.shield(result)
+        # Waited for beside the caller: the thread goes on when it is cancelled, and so does what it comes to.
+        await asyncio.wait({result})
     except asyncio.CancelledError:
         leave(result)
         raise
+    return result.result()
 
 
 def as_error(raised: BaseException) -> Exception:

@@ -61,11 +61,13 @@ def run_demo(options: DemoOptions) -> int:
 
     Raises:
         UsageError: an unknown scenario, or a folder that cannot be used.
+        FileNotFoundError: the working directory is no longer there.
         DemoError: a server did not start, or the run never reached the call it was to be killed in.
     """
     if options.scenario not in SCENARIOS:
         known = ", ".join(SCENARIOS)
         raise UsageError(f"unknown scenario {options.scenario!r}", where="--scenario", next=f"use one of {known}")
+    Path.cwd()  # every process of the demo starts in it: that it is gone is told before anything is made
     seed = random.randrange(1, 1_000_000) if options.seed is None else options.seed
     folder = _prepared(options.workdir)
     if options.serve:
