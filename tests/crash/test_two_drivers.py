@@ -151,6 +151,32 @@ def test_fifty_holders_that_were_stopped_and_outlasted_start_nothing_once_they_w
     check_stops(place, rounds_of(tmp_path, place, 50))
 
 
+def check_parkings(rounds: list[dict[str, Any]]) -> None:
+    """The woken holder recorded nothing, though what it had to record would have followed; its write was settled by a
+    person, and by nobody before."""
+    for one in rounds:
+        holder, first, successor = one["told"]
+        assert (holder["error"], holder["status"]) == ("LeaseLostError", ""), one
+        assert one["kept"], one
+        assert (first["error"], first["status"], first["parks"]) == ("", "parked", [DOUBT_OF_PAINT]), one
+        assert first["acts"] == [], one
+        assert (successor["error"], successor["status"]) == ("", "completed"), one
+        assert successor["parks"] == [DOUBT_OF_PAINT], one
+        assert one["problems"] == [], one
+
+
+@pytest.mark.slow
+def test_a_stopped_holder_that_wakes_under_a_run_parked_for_its_write_records_nothing(tmp_path: Path) -> None:
+    """H05."""
+    check_parkings(rounds_of(tmp_path, "parked", 1))
+
+
+@pytest.mark.soak
+def test_twelve_stopped_holders_that_wake_under_runs_parked_for_their_writes_record_nothing(tmp_path: Path) -> None:
+    """H05."""
+    check_parkings(rounds_of(tmp_path, "parked", 12))
+
+
 def check_sayings(what: str, rounds: list[dict[str, Any]]) -> None:
     """What is said to a run is refused while its holder may be alive; once the holder is outlasted it is recorded
     behind all that was there, it is all that is recorded, and it holds, whoever goes on and whoever wakes."""

@@ -5,6 +5,7 @@ WHAT is one of
 - `killed`: a holder that is killed, and one who goes on;
 - `before-intent`, `before-effect`, `in-idempotent`, `in-write`: a holder that stops itself there, is taken over from,
   and wakes;
+- `parked`: a holder that stops itself inside a plain write, and wakes while the run is parked for that;
 - `cancel`, `limit`, `resolve`: a holder that stops itself, while somebody says that to its run from outside.
 
 Prints a line of JSON for each round; a round that hangs or goes astray ends the program with a sentence.
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import apsw
 from tests.crash.drivers import LEASE_S, PATIENCE_S, Driver, stop_self, wait_for, wait_until_stopped
@@ -35,6 +36,10 @@ LONG_LEASE_S = 60.0
 RACES = ("resume", "recover")
 PLACES = ("before-intent", "before-effect", "in-idempotent", "in-write")
 SAYINGS = ("cancel", "limit", "resolve")
+Verdict = Literal["happened", "did_not_happen"]
+VERDICTS: dict[str, Verdict] = {"before-effect": "did_not_happen", "in-write": "happened"}
+"""How the tester knows a write in doubt to be: one whose process never came to it cannot happen any more, one whose
+process stands inside it has happened or will."""
 _MOST_VOID = 10
 """A holder may meet its own heartbeat's commit so often before its round is given up."""
 
@@ -148,8 +153,7 @@ def stopped(folder: Path, place: str, number: int) -> dict[str, Any]:
     run_id = holder.run_id
     successor = Driver(folder, "successor", run_id)
     acts_before = holder.ledger.of(run_id)
-    process = successor.fork(lambda: take_over(successor, place))
-    # From the parking of a write in doubt to its settling nothing is recorded, so the second drive is the one after.
+    process = successor.fork(lambda: take_over(successor, VERDICTS.get(place)))
     await_drives(folder, run_id, 2, process)
     if both(number):  # every other time the holder wakes while its successor drives
         os.kill(sleeper.pid, signal.SIGCONT)
@@ -227,9 +231,23 @@ def is_writable(folder: Path) -> bool:
     return True
 
 
-async def take_over(driver: Driver, place: str) -> None:
-    """Resumes as soon as the holder is outlasted. A write in doubt is settled as the tester knows it to be: one whose
-    process stands inside it has happened or will, one whose process never came to it cannot happen any more."""
+def parked(folder: Path, number: int) -> dict[str, Any]:
+    """One round of a holder that wakes inside its plain write after another has met that, parked, and given the run
+    back: nothing was recorded meanwhile, so that what the holder would add does follow what is there."""
+    holder, sleeper = asleep(folder, "in-write", f"parked-{number}", number % 2)
+    run_id = holder.run_id
+    recorded = events(folder, run_id)
+    first, successor = Driver(folder, "one", run_id), Driver(folder, "successor", run_id)
+    met = first.heard(first.fork(lambda: take_over(first, None)))
+    os.kill(sleeper.pid, signal.SIGCONT)
+    woken = holder.heard(sleeper)
+    kept = events(folder, run_id) == recorded
+    told = successor.heard(successor.fork(lambda: take_over(successor, "happened")))
+    return {"run": run_id, "told": [woken, met, told], "kept": kept, "problems": problems(lines_of(folder, run_id))}
+
+
+async def take_over(driver: Driver, verdict: Verdict | None) -> None:
+    """Resumes as soon as the holder is outlasted, and settles a write in doubt; without a verdict leaves it parked."""
     async with await driver.open() as engine:
         while True:
             run = await outlasting(driver, lambda: driver.go_on(engine))
@@ -237,14 +255,14 @@ async def take_over(driver: Driver, place: str) -> None:
             outcome = await run.wait()
             driver.told.status = outcome.status
             park = outcome.park
-            if park is None or park.kind != "needs_reconciliation":
+            if park is None:
                 return
             tool, number = park.detail["tool"], park.detail["arguments"]["number"]
             driver.told.parks.append((park.kind, tool, number))
-            if place == "in-write":
-                await engine.resolve(driver.run_id, str(park.call), "happened", result=result(tool, number))
-            else:
-                await engine.resolve(driver.run_id, str(park.call), "did_not_happen")
+            if verdict is None:
+                return
+            done = result(tool, number) if verdict == "happened" else None
+            await engine.resolve(driver.run_id, str(park.call), verdict, result=done)
 
 
 async def outlasting(driver: Driver, act: Callable[[], Any]) -> Any:
@@ -366,7 +384,7 @@ def main(folder: Path, what: str, rounds: int) -> None:
         elif what in SAYINGS:
             shown = spoken_to(folder, what, number)
         else:
-            shown = killed(folder, number)
+            shown = {"killed": killed, "parked": parked}[what](folder, number)
         print(json.dumps(shown), flush=True)
     report = asyncio.run(verify(folder / "perdure.db", fold_problem=indexed))
     assert report.ok, f"the store does not verify: {report.first_bad}"
