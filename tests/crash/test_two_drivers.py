@@ -27,7 +27,7 @@ def rounds_of(folder: Path, what: str, rounds: int) -> list[dict[str, Any]]:
     program = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     shown, said = outcome_of(program, f"{rounds} rounds of {what}", 120 + 30 * rounds)
     output = folder / "output"
-    assert program.returncode == 0, (said, output.read_text("utf-8") if output.exists() else "")
+    assert program.returncode == 0, said + (output.read_text("utf-8") if output.exists() else "")
     found = [json.loads(line) for line in shown.splitlines()]
     assert len(found) == rounds
     return found
@@ -48,10 +48,10 @@ def check_races(rounds: list[dict[str, Any]]) -> int:
     together = 0
     for one in rounds:
         lost, won = sorted(one["told"], key=lambda told: not told["error"])
-        assert (lost["error"], lost["status"], lost["acts"]) == ("LeaseHeldError", "", []), one
+        assert (lost["error"], lost["status"], lost["acts"]) == ("LeaseHeldError", "", []), json.dumps(one)
         assert "another driver holds it" in lost["said"]
-        assert (won["error"], won["status"]) == ("", "completed"), one
-        assert one["problems"] == [], one
+        assert (won["error"], won["status"]) == ("", "completed"), json.dumps(one)
+        assert one["problems"] == [], json.dumps(one)
         entered = [told["entered_ns"] for told in one["told"]]
         together += abs(entered[0] - entered[1]) < TOGETHER_NS
     print(f"{together} of {len(rounds)} rounds with both in acquire within {TOGETHER_NS // 10**6} ms")
@@ -77,10 +77,10 @@ def test_of_two_released_at_one_moment_two_hundred_times_one_drives(tmp_path: Pa
 def check_takings(rounds: list[dict[str, Any]]) -> None:
     """Each successor drove at its first try, long before the dead holder's lease would have run out."""
     for one in rounds:
-        assert (one["told"]["error"], one["told"]["status"]) == ("", "completed"), one
-        assert 0 < one["taken_s"] < LONG_LEASE_S / 2, one
-        assert 0 < one["recorded_s"] < LONG_LEASE_S / 2, one
-        assert one["problems"] == [], one
+        assert (one["told"]["error"], one["told"]["status"]) == ("", "completed"), json.dumps(one)
+        assert 0 < one["taken_s"] < LONG_LEASE_S / 2, json.dumps(one)
+        assert 0 < one["recorded_s"] < LONG_LEASE_S / 2, json.dumps(one)
+        assert one["problems"] == [], json.dumps(one)
     slowest = max(one["recorded_s"] for one in rounds)
     print(f"{len(rounds)} killed holders, the slowest take-over recorded {slowest:.2f} s after the kill")
 
@@ -118,12 +118,13 @@ def check_stops(place: str, rounds: list[dict[str, Any]]) -> None:
     for number, one in enumerate(rounds):
         acts, parks = PLACES[place][number % 2]
         holder, successor = one["told"]
-        assert (holder["error"], holder["status"]) == ("LeaseLostError", ""), one
-        assert (successor["error"], successor["status"]) == ("", "completed"), one
-        assert successor["parks"] == parks, one
-        assert one["woken_acts"] == acts, one
-        assert one["problems"] == [], one
-        assert len(one["drives"]) == 2, one
+        assert (holder["error"], holder["status"]) == ("LeaseLostError", ""), json.dumps(one)
+        assert (successor["error"], successor["status"]) == ("", "completed"), json.dumps(one)
+        assert successor["parks"] == parks, json.dumps(one)
+        assert one["woken_acts"] == acts, json.dumps(one)
+        assert one["problems"] == [], json.dumps(one)
+        assert one["kept"], json.dumps(one)
+        assert len(one["drives"]) == 2, json.dumps(one)
         if place == "before-intent":
             check_handed(holder, one["drives"][1], with_reply=number % 2 == 0)
 
@@ -156,13 +157,13 @@ def check_parkings(rounds: list[dict[str, Any]]) -> None:
     person, and by nobody before."""
     for one in rounds:
         holder, first, successor = one["told"]
-        assert (holder["error"], holder["status"]) == ("LeaseLostError", ""), one
-        assert one["kept"], one
-        assert (first["error"], first["status"], first["parks"]) == ("", "parked", [DOUBT_OF_PAINT]), one
-        assert first["acts"] == [], one
-        assert (successor["error"], successor["status"]) == ("", "completed"), one
-        assert successor["parks"] == [DOUBT_OF_PAINT], one
-        assert one["problems"] == [], one
+        assert (holder["error"], holder["status"]) == ("LeaseLostError", ""), json.dumps(one)
+        assert one["kept"], json.dumps(one)
+        assert (first["error"], first["status"], first["parks"]) == ("", "parked", [DOUBT_OF_PAINT]), json.dumps(one)
+        assert first["acts"] == [], json.dumps(one)
+        assert (successor["error"], successor["status"]) == ("", "completed"), json.dumps(one)
+        assert successor["parks"] == [DOUBT_OF_PAINT], json.dumps(one)
+        assert one["problems"] == [], json.dumps(one)
 
 
 @pytest.mark.slow
@@ -182,25 +183,27 @@ def check_sayings(what: str, rounds: list[dict[str, Any]]) -> None:
     behind all that was there, it is all that is recorded, and it holds, whoever goes on and whoever wakes."""
     for number, one in enumerate(rounds):
         said, (holder, successor) = one["said"], one["told"]
-        assert (said["error"], said["acts"]) == ("", []), one
-        assert len(said["refusals"]) == 1, one
-        assert said["refusals"][0].startswith("LeaseHeldError: "), one
-        assert "another driver holds it" in said["refusals"][0], one
-        assert one["kept"], one
-        assert (holder["error"], holder["status"], one["woken_acts"]) == ("LeaseLostError", "", []), one
-        assert successor["error"] == "", one
-        assert one["problems"] == [], one
+        assert (said["error"], said["acts"]) == ("", []), json.dumps(one)
+        assert len(said["refusals"]) == 1, json.dumps(one)
+        assert said["refusals"][0].startswith("LeaseHeldError: "), json.dumps(one)
+        assert "another driver holds it" in said["refusals"][0], json.dumps(one)
+        assert one["kept"], json.dumps(one)
+        assert (holder["error"], holder["status"], one["woken_acts"]) == ("LeaseLostError", "", []), json.dumps(one)
+        assert successor["error"] == "", json.dumps(one)
+        assert one["problems"] == [], json.dumps(one)
         CHECKS[what](number, one, successor)
 
 
 def check_cancelled(number: int, one: dict[str, Any], successor: dict[str, Any]) -> None:
     """The run has ended, and names the plain write its holder stood in; nobody does or records anything more."""
     (asked, request), (ended, end) = one["settled"]
-    assert (asked, request["reason"], request["by"]) == ("cancel_requested", "enough", "the tester"), one
-    assert ended == "run_cancelled", one
-    assert len(end.get("unresolved", [])) == (1 if number % 2 == 0 else 0), one
-    assert (successor["status"], successor["acts"], one["further"]) == (ended_for(number, "cancelled"), [], []), one
-    assert one["acts"] == BEFORE_THE_STOP, one
+    assert (asked, request["reason"], request["by"]) == ("cancel_requested", "enough", "the tester"), json.dumps(one)
+    assert ended == "run_cancelled", json.dumps(one)
+    assert len(end.get("unresolved", [])) == (1 if number % 2 == 0 else 0), json.dumps(one)
+    assert (successor["status"], successor["acts"], one["further"]) == (ended_for(number, "cancelled"), [], []), (
+        json.dumps(one)
+    )
+    assert one["acts"] == BEFORE_THE_STOP, json.dumps(one)
 
 
 def ended_for(number: int, status: str) -> str:
@@ -211,22 +214,24 @@ def ended_for(number: int, status: str) -> str:
 def check_limited(number: int, one: dict[str, Any], successor: dict[str, Any]) -> None:
     """More turns: the run goes on to its end. Fewer than were used: it parks before it asks again."""
     [(kind, change)] = one["settled"]
-    assert (kind, change["by"]) == ("budget_changed", "the tester"), one
-    assert change["limits"] == {"max_model_turns": 10_005 if number % 2 == 0 else 1}, one
+    assert (kind, change["by"]) == ("budget_changed", "the tester"), json.dumps(one)
+    assert change["limits"] == {"max_model_turns": 10_005 if number % 2 == 0 else 1}, json.dumps(one)
     if number % 2 == 0:
-        assert successor["status"] == "completed", one
+        assert successor["status"] == "completed", json.dumps(one)
     else:
-        assert (successor["status"], successor["acts"]) == ("parked", []), one
-        assert one["further"] == ["drive_started", "budget_exceeded"], one
-        assert one["acts"] == BEFORE_THE_STOP, one
+        assert (successor["status"], successor["acts"]) == ("parked", []), json.dumps(one)
+        assert one["further"] == ["drive_started", "budget_exceeded"], json.dumps(one)
+        assert one["acts"] == BEFORE_THE_STOP, json.dumps(one)
 
 
 def check_resolved(number: int, one: dict[str, Any], successor: dict[str, Any]) -> None:
     """The write counts as done with the result that was given, and is not done again."""
     [(kind, resolved)] = one["settled"]
-    assert (kind, resolved["verdict"], resolved["result"]) == ("effect_resolved", "happened", "paint 0 done"), one
-    assert (successor["status"], successor["parks"]) == ("completed", []), one
-    assert "paint 0" not in successor["acts"], one
+    assert (kind, resolved["verdict"], resolved["result"]) == ("effect_resolved", "happened", "paint 0 done"), (
+        json.dumps(one)
+    )
+    assert (successor["status"], successor["parks"]) == ("completed", []), json.dumps(one)
+    assert "paint 0" not in successor["acts"], json.dumps(one)
 
 
 CHECKS = {"cancel": check_cancelled, "limit": check_limited, "resolve": check_resolved}

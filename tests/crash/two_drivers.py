@@ -127,7 +127,7 @@ def killed(folder: Path, number: int) -> dict[str, Any]:
     victim.kill()
     assert victim.wait(PATIENCE_S) is not None, f"waited {PATIENCE_S:g} s in vain for the killed holder to be gone"
     process = successor.fork(lambda: successor.drive_on(verb, LONG_LEASE_S))
-    await_drives(folder, run_id, 2, process)
+    await_drives(successor, 2, process)
     recorded_ns = time.monotonic_ns()
     told = successor.heard(process)
     return {
@@ -154,17 +154,18 @@ def stopped(folder: Path, place: str, number: int) -> dict[str, Any]:
     successor = Driver(folder, "successor", run_id)
     acts_before = holder.ledger.of(run_id)
     process = successor.fork(lambda: take_over(successor, VERDICTS.get(place)))
-    await_drives(folder, run_id, 2, process)
-    if both(number):  # every other time the holder wakes while its successor drives
-        os.kill(sleeper.pid, signal.SIGCONT)
-        told = successor.heard(process)
-    else:
-        told = successor.heard(process)
-        os.kill(sleeper.pid, signal.SIGCONT)
-    woken = holder.heard(sleeper)
+    await_drives(successor, 2, process)
+    wakes_late = not both(number)
+    if wakes_late:  # else while its successor drives
+        successor.heard(process)
+    recorded = events(folder, run_id)
+    os.kill(sleeper.pid, signal.SIGCONT)
+    told, woken = successor.heard(process), holder.heard(sleeper)
+    after = events(folder, run_id)
     return {
         "run": run_id,
         "told": [woken, told],
+        "kept": (after if wakes_late else after[: len(recorded)]) == recorded,
         "drives": drives(folder, run_id),
         "woken_acts": [f"{one.what} {one.number}" for one in holder.ledger.of(run_id)[len(acts_before) :]],
         "problems": problems(lines_of(folder, run_id)),
@@ -280,16 +281,24 @@ async def outlasting(driver: Driver, act: Callable[[], Any]) -> Any:
     raise AssertionError(f"waited {PATIENCE_S:g} s in vain for the holder of run {driver.run_id} to be outlasted")
 
 
-def await_drives(folder: Path, run_id: str, count: int, process: Process) -> None:
-    """Returns once so many drives have recorded their beginning; the process is the one that is to record the last."""
+def await_drives(driver: Driver, count: int, process: Process) -> None:
+    """Returns once so many drives have recorded their beginning; the driver's process is the one to record the last.
+
+    Raises:
+        AssertionError: they have not in time, or the process has ended before.
+    """
+    what = f"drive {count} of run {driver.run_id} to record its beginning"
 
     def look() -> bool:
-        ended = process.wait(0)
-        return len(drives(folder, run_id)) >= count or (ended is not None and ended.code != 0)
+        ended = process.wait(0)  # first, so that what it recorded before it ended is seen
+        there = len(drives(driver.folder, driver.run_id)) >= count
+        if ended is not None and not there:
+            told = driver.heard(process)
+            found = f"ended {told['status'] or told['error']} ({told['said']})"
+            raise AssertionError(f"waited for {what}, but the {told['who']} {found}")
+        return there
 
-    wait_for(f"drive {count} of run {run_id} to record its beginning", look)
-    found = len(drives(folder, run_id))
-    assert found >= count, f"{found} drives of run {run_id} are recorded, not {count}; see {folder / 'output'}"
+    wait_for(what, look)
 
 
 def drives(folder: Path, run_id: str) -> list[int]:
