@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -301,19 +302,29 @@ barrier("go")
 '''
 
 
+_started: list["subprocess.Popen[str]"] = []
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with an agent; the commands that a failed test leaves behind in it, stopped ones too, are ended."""
     (tmp_path / "desk.py").write_text(TOOLS, "utf-8")
     (tmp_path / "desk.toml").write_text('name = "desk"\nmodel = "desk:model"\ntools = ["desk:book"]\n', "utf-8")
-    return tmp_path
+    yield tmp_path
+    while _started:
+        with _started.pop() as left:
+            if left.poll() is None:
+                left.kill()
 
 
 def perdure(folder: Path, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
     argv = [sys.executable, "-m", "perdure.cli", *arguments]
     environment = os.environ | {"PERDURE_STORE": f"sqlite:{folder / 'runs.db'}"} | environment
-    return subprocess.Popen(
+    started = subprocess.Popen(
         argv, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
+    _started.append(started)
+    return started
 
 
 def acts(folder: Path) -> list[str]:
