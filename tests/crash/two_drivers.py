@@ -48,7 +48,8 @@ _MOST_VOID = 10
 
 
 def left_by_the_dead(folder: Path, run_id: str, number: int) -> None:
-    """A process that dies by SIGKILL inside its second model call, or inside a keyed write."""
+    """A process that dies by SIGKILL inside its second model call, or inside a keyed write: before or behind what that
+    does."""
     driver = Driver(folder, "dead", run_id)
 
     def die(now: bool) -> None:
@@ -57,6 +58,8 @@ def left_by_the_dead(folder: Path, run_id: str, number: int) -> None:
 
     if number % 2:
         driver.on_reply = lambda turn: die(turn == 1)
+    elif number % 4:
+        driver.watch.on_began = lambda tool: die(tool == "order")
     else:
         driver.watch.on_ended = lambda tool: die(tool == "order")
     ended = driver.fork(lambda: hold(driver)).wait(PATIENCE_S)
