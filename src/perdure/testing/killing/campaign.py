@@ -32,7 +32,7 @@ from perdure.errors import PerdureError
 from perdure.runs import indexed
 from perdure.stores.verify import verify
 from perdure.testing.killing import victim
-from perdure.testing.killing.errand import LOST, SETTLED, Ledger, doubled, expected
+from perdure.testing.killing.errand import LOST, SETTLED, Ledger, doubled, missing
 from perdure.testing.killing.folders import must_be_empty
 from perdure.testing.killing.marks import PHASES, Marks
 from perdure.testing.killing.processes import Ended, Process, adopt_orphans, fork
@@ -276,8 +276,7 @@ async def _examine(directory: Path, tally: Tally) -> None:
             again = doubled(lines)
             gone = sorted({line.call for line in lines if line.what == LOST})  # each later drive sees it again
             if record["status"] == "completed":
-                there = {(line.what, line.number) for line in lines}
-                gone += [f"{what} {number} never happened" for what, number in sorted(expected() - there)]
+                gone += missing(lines)
             tally.refused_or_parked += sum(line.what == SETTLED for line in lines)
             tally.duplicates += len(again)
             tally.lost += len(gone)

@@ -126,6 +126,12 @@ def expected() -> set[tuple[str, int]]:
     return {(name, number) for number in range(TURNS) for name in actions(number)}
 
 
+def missing(lines: list[Line]) -> list[str]:
+    """What never happened of what has happened when a run is done."""
+    there = {(line.what, line.number) for line in lines}
+    return [f"{what} {number} never happened" for what, number in sorted(expected() - there)]
+
+
 def doubled(lines: list[Line]) -> list[str]:
     """What happened more than once, though it is asked for once. A keyed write may come again under its own key."""
     problems = []
