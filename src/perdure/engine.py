@@ -337,7 +337,7 @@ class Engine:
         await self._settle(run_id, lambda state: settlement.cancel(state, reason, by))
 
     async def abandon(self, run_id: str, *, by: str | None = None) -> None:
-        """Gives a run up: it ends, claims no answer, and names writes that may have happened."""
+        """Gives a run up: it ends, claims no answer, and names the calls whose effect may have happened."""
         await self._settle(run_id, lambda state: settlement.abandon(state, by))
 
     async def _settle(self, run_id: str, decide: Callable[[RunState], list[ev.Event]]) -> None:

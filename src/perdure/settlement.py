@@ -14,7 +14,7 @@ from perdure.errors import InvalidAnswerError, UnknownError, UsageError
 from perdure.journal import events as ev
 from perdure.journal.fold import OpenCall, RunState
 from perdure.prompting import texts
-from perdure.runtime.ending import cancelled_answer
+from perdure.runtime.ending import cancelled_answer, doubt_named
 from perdure.tools.output import schema_problem
 
 _CHANGEABLE = (*LIMIT_NAMES, "deadline_seconds")
@@ -104,7 +104,7 @@ def _total(state: RunState, name: str, change: int | str) -> int:
 def cancel(state: RunState, reason: str | None, by: str | None) -> list[ev.Event]:
     """Ends a run that nobody drives, as cancelled."""
     _must_be_open(state, "cancel")
-    unresolved = tuple(one.call for one in state.doubts())
+    unresolved = tuple(one.call for one in state.may_have_acted())
     request = ev.CancelRequested(reason, by)
     return [request, ev.RunCancelled(cancelled_answer(request, unresolved), unresolved)]
 
@@ -112,9 +112,9 @@ def cancel(state: RunState, reason: str | None, by: str | None) -> list[ev.Event
 def abandon(state: RunState, by: str | None) -> list[ev.Event]:
     """Gives a run up, whatever it waits for."""
     _must_be_open(state, "abandon")
-    unresolved = tuple(one.call for one in state.doubts())
-    doubt = f" Writes that may have happened: {', '.join(unresolved)}." if unresolved else ""
-    return [ev.RunAbandoned(f"The run was abandoned by an operator; it has no answer.{doubt}", unresolved, by)]
+    unresolved = tuple(one.call for one in state.may_have_acted())
+    found = f"The run was abandoned by an operator; it has no answer.{doubt_named(unresolved)}"
+    return [ev.RunAbandoned(found, unresolved, by)]
 
 
 def _must_be_open(state: RunState, verb: str) -> None:

@@ -93,6 +93,23 @@ def test_equal_declarations_have_equal_digests_and_labels_do_not_count() -> None
     assert made() != made(loop=my_loop)
 
 
+def test_a_default_that_is_spelled_out_changes_no_digest() -> None:
+    """R-031: whatever the value was made from, as the words and numbers of a file are."""
+
+    def anew(word: str) -> Any:
+        return word.encode().decode()
+
+    spelled = Agent(
+        name="a",
+        settings=Settings(max_output_tokens=int("4096"), timeout_s=float("120"), idle_timeout_s=float("60")),
+        on_exhausted=anew("park"),
+        batch=anew("lenient"),
+        price=Price(1, 2, currency=anew("USD")),
+    )
+    assert spelled.spec.digest() == Agent(name="a", price=Price(1, 2)).spec.digest()
+    assert spelled.spec.digest() != Agent(name="a", price=Price(1, 2, 2)).spec.digest()
+
+
 def test_the_loop_is_react_or_the_users_own() -> None:
     assert Agent(name="a").loop_function is react
     assert Agent(name="a").spec.loop == "react"

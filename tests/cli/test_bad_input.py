@@ -282,4 +282,4 @@ def test_an_abandoned_run_lists_no_open_doubt(shell: Shell) -> None:
     shell("abandon", "R", check=0)
     shown = shell("show", "R", check=0).out
     assert "in doubt:" not in shown
-    assert "Writes that may have happened: 1.0" in shown
+    assert "Calls whose effect may have happened: 1.0" in shown

@@ -45,6 +45,18 @@ def test_with_resume_a_settling_verb_drives_on_and_exits_by_the_outcome(shell: S
     assert [line["status"] for line in result.lines] == ["completed"]
 
 
+def test_a_file_that_spells_a_default_out_is_the_definition_it_was(shell: Shell) -> None:
+    """R-031."""
+    agent = (shell.folder / "asking.toml").read_text("utf-8")
+    defaults = 'on_exhausted = "park"\nbatch = "lenient"\nresume_mode = "continue"\non_reject = "continue"\n'
+    shell.write("asking.toml", f"{defaults}{agent}\n[settings]\nmax_output_tokens = 4096\ntimeout_s = 120.0\n")
+    suspended(shell)
+    assert shell("answer", "R", "1.0", YES, "--resume", check=0).out == "published\n"
+    shell("run", "asking.toml", "--input", "go", "--run-id", "S", check=3)
+    shell.write("asking.toml", agent)
+    assert shell("answer", "S", "1.0", YES, "--resume", check=0).out.endswith("published\n")
+
+
 BAD_ANSWERS = {
     '{"yes": tru}': ("usage", "line 1, column 9"),
     '{"yes": NaN}': ("usage", "NaN"),

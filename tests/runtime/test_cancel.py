@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.runs import RUN, agent_of, kinds, observed, only, opened, script, started, state_of
+from tests.runtime.runs import RUN, agent_of, before, embedded, kinds, observed, only, opened, script, started, state_of
 
 from perdure import CallContext, RunContext, assemble, tool
 from perdure.contracts.messages import AssistantTurn
 from perdure.engine import Engine
 from perdure.errors import UnknownError
 from perdure.journal import events as ev
+from perdure.runtime.journaling import index_row
+from perdure.stores.url import open_store
+from perdure.testing.clocks import ManualClock, SeededEntropy
 from perdure.testing.replies import calls, text
 from perdure.testing.scripted import ScriptedModel
 
@@ -218,23 +221,27 @@ async def test_a_waiting_run_that_nobody_drives_is_cancelled_or_abandoned_at_onc
                 await end("a")
 
 
-async def test_an_abandoned_write_in_doubt_is_named_and_no_answer_is_claimed(tmp_path: Path) -> None:
-    """S-066, O10."""
-    from tests.runtime.runs import before, embedded
+@pytest.mark.parametrize("verb", ["abandon", "cancel"])
+@pytest.mark.parametrize(("effect", "named"), [("read", ()), ("idempotent", ("1.0",)), ("write", ("1.0",))])
+async def test_an_end_from_outside_names_every_call_whose_effect_may_have_happened(
+    tmp_path: Path, verb: str, effect: Any, named: tuple[str, ...]
+) -> None:
+    """S-066, O10, C23: as the end of a run that is cancelled while it is driven does."""
 
-    from perdure.runtime.journaling import index_row
-    from perdure.stores.url import open_store
-    from perdure.testing.clocks import ManualClock, SeededEntropy
+    @tool(name="act", effect=effect)
+    async def acts() -> str:
+        """Acts."""
+        return "acted"
 
-    whole = await embedded(agent_of(act), script(calls(("act", {})), END))
+    whole = await embedded(agent_of(acts), script(calls(("act", {})), END))
     kept = whole.envelopes[: before(whole, "tool_call_completed")]
     store = await open_store(f"sqlite:{tmp_path / 'perdure.db'}", clock=ManualClock(), entropy=SeededEntropy(4))
     await store.release(await store.create(RUN, whole.key, kept, index_row(state_of(kept))))
     await store.close()
     async with opened(tmp_path) as engine:
-        await engine.abandon(RUN)
+        await getattr(engine, verb)(RUN)
         outcome = await engine.outcome(RUN)
-        ended = only(await engine.journal(RUN), ev.RunAbandoned)[0]
-    assert ended.unresolved == ("1.0",)
-    assert "1.0" in str(outcome.answer)
+        ended = only(await engine.journal(RUN), ev.RunAbandoned if verb == "abandon" else ev.RunCancelled)[0]
+    assert ended.unresolved == named
+    assert ("may have happened: 1.0" in str(outcome.answer)) == bool(named)
     assert outcome.output is None

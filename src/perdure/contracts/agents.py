@@ -1,6 +1,6 @@
 """An agent as data: what a run pins at its start, and the digest that names a definition."""
 
-from perdure.contracts.contract import Contract, Fact, JsonObject, canonical, content_digest
+from perdure.contracts.contract import Contract, Fact, JsonObject, canonical, content_digest, without_defaults
 from perdure.contracts.limits import Policy
 from perdure.contracts.messages import ToolDescriptor
 
@@ -40,8 +40,8 @@ class AgentSpec(Fact, frozen=True):
             "instructions": canonical(self.instructions),
             "tools": canonical(self.tools),
             "output": canonical(self.output_schema),
-            "settings": canonical(self.settings),
-            "policy": canonical(self.policy),
+            "settings": canonical(without_defaults(self.settings)),
+            "policy": canonical(without_defaults(self.policy)),
             "loop": canonical(self.loop),
         }
 

@@ -38,6 +38,22 @@ Not-a-number is the caller's to keep out (`values.to_json` does); this encoder w
 """
 
 
+def without_defaults(value: object) -> object:
+    """A record as it is written, less every field that equals its default. The encoder leaves out a field that holds
+    the default object itself: an equal word or number from a file is another object and would be written."""
+    if isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.fields(value)
+        kept = {field.encode_name: getattr(value, field.name) for field in fields if not _is_default(value, field)}
+        return {name: without_defaults(one) for name, one in kept.items()}
+    return value
+
+
+def _is_default(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
+    present = getattr(value, field.name)
+    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return type(present) is type(default) and bool(present == default)
+
+
 def content_digest(data: bytes) -> str:
     """SHA-256 of the bytes, in lower-case hex (64 characters)."""
     return hashlib.sha256(data).hexdigest()

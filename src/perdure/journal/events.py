@@ -75,7 +75,7 @@ class RunCancelled(Event, frozen=True):
     event_kind: ClassVar[str] = "run_cancelled"
     answer: str
     unresolved: tuple[str, ...] = ()
-    """Writes that were in doubt at that moment."""
+    """Calls whose effect may have happened at that moment, those with a key included."""
 
 
 class RunAbandoned(Event, frozen=True):

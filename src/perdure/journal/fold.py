@@ -222,6 +222,12 @@ class RunState:
         """Writes that may have happened and are not settled, by place."""
         return [call for call in self.open.values() if call.in_doubt]
 
+    def may_have_acted(self) -> list[OpenCall]:
+        """Calls whose effect may have happened, by place: `doubts`, and those with a key as well, which a run that goes
+        on would send again."""
+        left = (call for call in self.open.values() if call.call not in self.waiting and call.resolution is None)
+        return [call for call in left if call.tool is not None and call.effect is not Effect.READ]
+
     def settled_late(self) -> list[tuple[OpenCall, ev.LateResultObserved]]:
         """Calls whose unknown outcome a late result has settled, and of which the model has not been told."""
         return [(self.unknown[call], late) for call, late in self.late.items() if call in self.unknown]

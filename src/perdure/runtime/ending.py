@@ -152,7 +152,7 @@ async def _after(drive: Drive) -> None:
 
 def _cancel(drive: Drive) -> None:
     request = drive.cancel_requested or drive.state.cancel or ev.CancelRequested()
-    unresolved = (*drive.unresolved, *(call.call for call in drive.state.doubts()))
+    unresolved = (*drive.unresolved, *(call.call for call in drive.state.may_have_acted()))
     if drive.state.cancel is None:
         _record_end(drive, request)
     _record_end(drive, ev.RunCancelled(cancelled_answer(request, unresolved), unresolved))
@@ -161,8 +161,12 @@ def _cancel(drive: Drive) -> None:
 def cancelled_answer(request: ev.CancelRequested, unresolved: tuple[str, ...]) -> str:
     """What happened, for a person."""
     why = f": {request.reason}" if request.reason else ""
-    doubt = f" Calls whose effect may have happened: {', '.join(unresolved)}." if unresolved else ""
-    return f"The run was cancelled{why}.{doubt}"
+    return f"The run was cancelled{why}.{doubt_named(unresolved)}"
+
+
+def doubt_named(unresolved: tuple[str, ...]) -> str:
+    """What an end says of calls that nothing more will be heard of."""
+    return f" Calls whose effect may have happened: {', '.join(unresolved)}." if unresolved else ""
 
 
 def _record_end(drive: Drive, event: ev.Event) -> None:
