@@ -61,6 +61,28 @@ def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Pa
     assert (tmp_path / "perdure.db").read_bytes() == b"somebody's runs"
 
 
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "soon"])
+def test_a_time_in_which_nothing_can_be_tried_is_refused(tmp_path: Path, minutes: str) -> None:
+    code, found, said = campaign("--minutes", minutes, "--dir", str(tmp_path / "soak"))
+    assert (code, found) == (2, {})
+    assert f"'{minutes}' is no number of minutes" in said
+
+
+@pytest.mark.parametrize("control", [[], ["--sabotage", "rerun-writes"]])
+def test_a_campaign_that_killed_nothing_has_failed(tmp_path: Path, control: list[str]) -> None:
+    """Its controls as well: exit 0 would say that they had been tried."""
+    code, found, said = campaign("--minutes", "0.000001", "--dir", str(tmp_path / "soak"), *control)
+    assert (code, found["kills"], found["duplicates"]) == (1, 0, 0)
+    assert "no kill met a live run: nothing was tried" in said
+
+
+def test_a_campaign_cut_short_by_the_clock_says_so(tmp_path: Path) -> None:
+    code, found, said = campaign("--minutes", "0.01", "--lanes", "1", "--dir", str(tmp_path / "soak"))
+    assert code == 0, said
+    assert 0 < found["kills"] < 3000
+    assert f"only {found['kills']} of 3000 kills were made before it stopped (--minutes 0.01)" in said
+
+
 def test_a_campaign_with_a_phase_that_was_hardly_met_has_failed() -> None:
     tally = Tally()
     tally.by_phase.update({"model": 400, "effect": 400, "committing": 199, "between": 1})

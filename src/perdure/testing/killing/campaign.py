@@ -10,6 +10,7 @@ a run that was being driven and had not ended. Lanes share one store; each kills
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import shutil
@@ -42,6 +43,7 @@ LEAST_SHARE = 0.1
 """Each phase must have had at least this share of the kills."""
 SHARES_FROM = 100
 """Below so many kills the shares say nothing."""
+_MOST_MINUTES = 10_000.0
 _KILLS_A_RUN = 12
 _DRIVES_A_RUN = 200
 _MOST_WEDGED = 20
@@ -102,6 +104,8 @@ class Tally:
     def problems(self) -> list[str]:
         """Why the campaign failed; empty when it did not."""
         found = [f"{getattr(self, name)} {name}" for name in ("duplicates", "lost", "wedged") if getattr(self, name)]
+        if not self.kills:
+            found.append("no kill met a live run: nothing was tried")
         if self.kills >= SHARES_FROM:
             thin = [phase for phase in PHASES if self.by_phase[phase] < LEAST_SHARE * self.kills]
             found += [f"only {self.by_phase[phase]} of {self.kills} kills met the phase {phase}" for phase in thin]
@@ -305,6 +309,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"soak: stopped; what there is stays in {scratch}", file=sys.stderr)
         return 130
     problems = tally.problems()
+    if 0 < tally.kills < options.kills:
+        made = f"only {tally.kills} of {options.kills} kills were made"
+        print(f"soak: {made} before it stopped (--minutes {options.minutes:g})", file=sys.stderr)
     for finding in tally.findings[:20]:
         print(f"soak: {finding}", file=sys.stderr)
     print(f"{tally.runs} runs, killed {dict(tally.how)}, seed {options.seed}")
@@ -323,7 +330,7 @@ def _parsed(arguments: Sequence[str] | None) -> Any:
         prog="scripts/soak", description="Kills runs over and over, and counts what happened."
     )
     parser.add_argument("--kills", type=_positive, default=3000, help="kills to make that meet a live run (3000)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no new run after so long (60)")
+    parser.add_argument("--minutes", type=_minutes, default=60.0, help="begin no new run after so long (60)")
     parser.add_argument("--lanes", type=_positive, default=max(2, os.cpu_count() or 2), help="runs driven at a time")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="where and when to kill")
     parser.add_argument("--sabotage", choices=victim.SABOTAGES, help="break the promise on purpose: must be found")
@@ -336,6 +343,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes <= _MOST_MINUTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes: above 0, up to {_MOST_MINUTES:g}")
+    return minutes
 
 
 if __name__ == "__main__":
