@@ -9,7 +9,7 @@ may come in any order, so they are matched by call. A crossed limit is matched b
 and work that is recorded behind one was let through.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -57,8 +57,9 @@ _IN_ORDER: frozenset[type[ev.Event]] = frozenset(
     }
 )
 _DISPATCH = (ev.ToolCallRequested, ev.ToolCallRefused)
-_BY_CALL = (ev.ModelCallCompleted, ev.ModelCallFailed, ev.ToolCallCompleted, ev.ToolCallFailed)
 _FROM_OUTSIDE = (ev.Resumed, ev.Woken)
+_TOOL_ANSWERS = (ev.ToolCallCompleted, ev.ToolCallFailed)
+_MODEL_ANSWERS = (ev.ModelCallCompleted, ev.ModelCallFailed)
 
 
 class Cursor:
@@ -73,7 +74,7 @@ class Cursor:
         self._outside: dict[str, ev.Resumed | ev.Woken] = {}
         self._dispatch: dict[str, ev.ToolCallRequested | ev.ToolCallRefused] = {}
         homes: dict[type[ev.Event], dict[str, Any]] = {
-            **dict.fromkeys(_BY_CALL, self._answers),
+            **dict.fromkeys((*_MODEL_ANSWERS, *_TOOL_ANSWERS), self._answers),
             **dict.fromkeys(_FROM_OUTSIDE, self._outside),
             **dict.fromkeys(_DISPATCH, self._dispatch),
         }
@@ -91,6 +92,16 @@ class Cursor:
         """Whether a call was dispatched or refused when it was first met; None when it was not met yet."""
         return self._dispatch.get(call)
 
+    def values_of(self, calls: Iterable[str]) -> list[ev.ToolCallCompleted] | None:
+        """The recorded answers of tool calls, when every one of them is a value that nothing had to be waited for."""
+        found = []
+        for call in calls:
+            answer = self._answers.get(call)
+            if type(answer) is not ev.ToolCallCompleted or answer.suspend is not None or answer.sleep_until is not None:
+                return None
+            found.append(answer)
+        return found
+
     def observe(self, asked: E) -> Replayed[E] | Live:
         """One event that is its own answer."""
         recorded = self._take(asked)
@@ -101,7 +112,7 @@ class Cursor:
         if self._take(asked) is None:
             return Live(Permit(asked.call))
         answer = self._answers.get(asked.call)
-        if isinstance(answer, ev.ToolCallCompleted | ev.ToolCallFailed):
+        if isinstance(answer, _TOOL_ANSWERS):
             return Replayed(answer)
         return Live(Permit(asked.call, intended=True))
 
@@ -116,7 +127,7 @@ class Cursor:
         if self._take(asked) is None:
             return Live(Permit(asked.call))
         answer = self._answers.get(asked.call)
-        if isinstance(answer, ev.ModelCallCompleted | ev.ModelCallFailed):
+        if isinstance(answer, _MODEL_ANSWERS):
             return Replayed(answer)
         return Live(Permit(asked.call, intended=True))
 
@@ -144,9 +155,9 @@ class Cursor:
         """Moves past the next recorded request when it is the one asked for; None when all have been replayed."""
         if self.live:
             return None
-        recorded = self._ordered[self._position]
-        if type(recorded) is not type(asked) or _call(recorded) != _call(asked):
-            raise DivergedError(_call(asked), _name(recorded), _name(asked), "request")
+        recorded, call = self._ordered[self._position], _call(asked)
+        if type(recorded) is not type(asked) or _call(recorded) != call:
+            raise DivergedError(call, _name(recorded), _name(asked), "request")
         for name in asked.identity:
             held, wanted = getattr(recorded, name), getattr(asked, name)
             if held is wanted or (type(held) is str and held == wanted):
@@ -154,7 +165,7 @@ class Cursor:
             # Equal by their bytes: to Python 1, 1.0 and True are equal, and a journal that holds one does not hold
             # another.
             if canonical(held) != canonical(wanted):
-                raise DivergedError(_call(asked), _shown(recorded, name), _shown(asked, name), name)
+                raise DivergedError(call, _shown(recorded, name), _shown(asked, name), name)
         self._position += 1
         self.live = self._position == len(self._ordered)
         return recorded

@@ -423,8 +423,9 @@ def decode(envelope: Envelope) -> Event:
     if decoder is None:
         problem = f"unknown kind {envelope.kind!r}; a later release may know it"
         raise MalformedJournalError(envelope.run_id, envelope.seq, envelope.kind, problem)
+    payload = envelope.payload
     try:
-        return decoder.decode(payload_of(envelope))
+        return decoder.decode(payload_of(envelope) if payload is None else payload)
     except msgspec.MsgspecError as error:
         problem = f"the payload does not fit its kind: {error}"
         raise MalformedJournalError(envelope.run_id, envelope.seq, envelope.kind, problem) from error

@@ -159,10 +159,10 @@ class RunState:
             return "an event stands after the end of the run"
         if (self.head is None) != (kind is ev.RunStarted):
             return "the first event, and only the first, must be run_started"
-        if kind in _COMPLETIONS and event.call not in self.open:
-            return f"call {event.call} is answered but not open"
-        if kind in _INTENTS and event.call in self._asked:
-            return f"call {event.call} is asked for twice"
+        if kind in _COMPLETIONS:
+            return None if event.call in self.open else f"call {event.call} is answered but not open"
+        if kind in _INTENTS:
+            return f"call {event.call} is asked for twice" if event.call in self._asked else None
         if kind is ev.LateResultObserved and event.call not in self._asked:
             return f"call {event.call} ended late but was never asked for"
         if kind in _FROM_OUTSIDE and event.call not in self.waiting:

@@ -18,8 +18,8 @@ async def react(ctx: RunContext, task: str) -> JsonValue:  # noqa: ARG001 - the 
         await ctx.check_limits()
         turn = await ctx.ask(assemble(ctx.agent, ctx.transcript.view(), notice))
         notice = None
-        if turn.calls:
-            seen = await ctx.use(turn.calls)
+        if calls := turn.calls:
+            seen = await ctx.use(calls)
             if seen[0].status is ObservationStatus.ANSWER:
                 return seen[0].output
         else:

@@ -8,11 +8,11 @@ import msgspec
 from perdure.contracts.contract import canonical
 from perdure.contracts.limits import cost_of
 from perdure.contracts.messages import AssistantTurn, Usage
-from perdure.contracts.notices import NoticeKind
+from perdure.contracts.notices import Notice, NoticeKind
 from perdure.errors import DivergedError, ModelError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Permit, Replayed
-from perdure.journal.transcript import Transcript, TurnEntry, UserEntry, keyed_digest
+from perdure.journal.transcript import KeyedDigest, Transcript, TurnEntry, UserEntry
 from perdure.prompting.request import ModelRequest
 from perdure.runtime import gates
 from perdure.runtime.arguments import storable
@@ -37,6 +37,7 @@ class Asking:
         self._drive = drive
         self._sent: tuple[object, ...] = ()
         """The parts of the last request beside the transcript; most requests of a run have the same."""
+        self._digest = KeyedDigest(drive.key)
         self._part_digests: dict[str, str] = {}
 
     async def ask(self, call: str, request: ModelRequest) -> AssistantTurn:
@@ -46,9 +47,10 @@ class Asking:
             ModelError: the call failed for good.
         """
         drive, transcript = self._drive, request.transcript.owner
-        drive.must_not_have_ended(f"a model call at {call}")
-        repairs = int(request.notice is not None and request.notice.kind is not NoticeKind.NO_CALL)
-        await gates.reserve(drive, call, gates.Need(model_turns=1, repairs=repairs))
+        if drive.cursor.live:
+            drive.must_not_have_ended(f"a model call at {call}")
+            repairs = int(request.notice is not None and request.notice.kind is not NoticeKind.NO_CALL)
+            await gates.reserve(drive, call, gates.Need(model_turns=1, repairs=repairs))
         asked, parts = self._intent(call, request, transcript)
         match drive.cursor.intend_model(asked, parts):
             case Replayed(ev.ModelCallCompleted(turn=turn)):
@@ -72,8 +74,7 @@ class Asking:
         if isinstance(recorded, ev.ModelCallRequested):
             # The recorded text is what was sent: a later release may word a notice otherwise, but not send another
             # kind.
-            held, wanted = (None if one is None else one.kind for one in (recorded.notice, notice))
-            if held != wanted:
+            if recorded.notice is not notice and (held := _kind(recorded.notice)) != (wanted := _kind(notice)):
                 self._drive.refuse(DivergedError(call, f"notice {held}", f"notice {wanted}", "notice"))
             notice = recorded.notice
         if notice is not None:
@@ -91,7 +92,7 @@ class Asking:
                 "tools": request.tools,
                 "settings": (request.settings, request.tool_choice),
             }
-            self._part_digests = {name: keyed_digest(self._drive.key, canonical(part)) for name, part in parts.items()}
+            self._part_digests = {name: self._digest(canonical(part)) for name, part in parts.items()}
             self._sent = sent
         return self._part_digests
 
@@ -164,6 +165,10 @@ class Asking:
         failed = ev.ModelCallFailed(permit.call, error.kind, storable(str(error))[:2000], error.retryable, usage)
         self._drive.record(permit, failed)
         raise _error_of(failed) from error
+
+
+def _kind(notice: Notice | None) -> NoticeKind | None:
+    return None if notice is None else notice.kind
 
 
 def _error_of(failed: ev.ModelCallFailed) -> ModelError:

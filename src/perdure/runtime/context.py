@@ -17,7 +17,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from operator import itemgetter
+from operator import is_, itemgetter
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -96,12 +96,16 @@ class RunContext:
         if not calls:
             return ()
         with self._caller.doing("use"):
-            places = self._places_of(calls)
+            whole = len(calls) == len(self._unanswered) == len(self._calls) and all(map(is_, calls, self._calls))
+            places = range(len(calls)) if whole else self._places_of(calls)
             seen = await self._dispatch.use(
                 [(self._id(place), call) for place, call in zip(places, calls, strict=True)]
             )
-            answered = [(place, one) for place, one in zip(places, seen, strict=True) if place < len(self._calls)]
-            self._answered(answered)
+            if whole:
+                self._unanswered.clear()
+                self._current.append(ResultsEntry(seen))
+            else:
+                self._answered([pair for pair in zip(places, seen, strict=True) if pair[0] < len(self._calls)])
             return seen
 
     async def do(
@@ -193,7 +197,8 @@ class RunContext:
     async def check_limits(self) -> None:
         """Stops here when a limit is reached already: parks, or ends the run under `on_exhausted = "finish"`."""
         with self._caller.doing("check_limits"):
-            await gates.reserve(self._drive, str(self._turn + 1), gates.Need(model_turns=1))
+            if self._drive.cursor.live:
+                await gates.reserve(self._drive, str(self._turn + 1), gates.Need(model_turns=1))
 
     def begin(self, text: str) -> None:
         """Opens the conversation with the task. The engine calls it once, before the loop."""
@@ -275,6 +280,8 @@ class _Caller:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._busy = None
+        if error is None:
+            return
         if isinstance(error, RefusedError):
             # A loop that swallows a refusal must not go on as if nothing were wrong.
             self._drive.refuse(error)
@@ -289,7 +296,7 @@ class _Caller:
 
 def _must_be_whole(request: ModelRequest) -> None:
     view = request.transcript
-    if len(view) != len(view.owner):
+    if not view.whole:
         raise ConfigurationError(
             f"the request holds a view of {len(view)} entries of a transcript that has {len(view.owner)} by now",
             where="ask",

@@ -27,8 +27,8 @@ from perdure.prompting import texts
 from perdure.runtime import gates
 from perdure.runtime.drive import Drive
 from perdure.runtime.executing import Work
-from perdure.runtime.guards import Settled, fingerprint
-from perdure.runtime.settling import Settling
+from perdure.runtime.guards import Settled, Valued, fingerprint, value_result
+from perdure.runtime.settling import Settling, value_observation
 
 _LIMIT = "limit "
 """Begins the reason of a refusal at a limit; the limit's name follows."""
@@ -64,6 +64,32 @@ class Dispatch:
 
     async def use(self, calls: Sequence[tuple[str, ToolCall]]) -> tuple[Observation, ...]:
         """Runs a batch; one observation a call, in call order."""
+        known = None if self._drive.cursor.live else self._replayed(calls)
+        return await self._run(calls) if known is None else known
+
+    def _replayed(self, calls: Sequence[tuple[str, ToolCall]]) -> tuple[Observation, ...] | None:
+        """A batch that is recorded to its end, with a value for each call, as most of a long run is. None: there is
+        more to it, and it is gone through step by step."""
+        cursor, known = self._drive.cursor, []
+        answers = cursor.values_of([id for id, _ in calls])
+        if answers is None or not all(map(self._is_whole, calls)):
+            return None
+        self._accepted(calls)
+        for (id, call), answer in zip(calls, answers, strict=True):
+            effect = self._descriptors[call.name].effect
+            cursor.intend(ev.ToolCallRequested(id, call.name, call.arguments, effect, self._key(id, effect)))
+            known.append(value_observation(answer, call.name))
+            valued = Valued(call.name, call.arguments, effect, answer.output, answer.artifact)
+            if cursor.live:
+                self._count(valued.settled(), id)
+            else:
+                self._drive.guards.replay(valued)
+        return tuple(known)
+
+    def _is_whole(self, placed: tuple[str, ToolCall]) -> bool:
+        return placed[1].fault is None and placed[1].name in self._descriptors
+
+    async def _run(self, calls: Sequence[tuple[str, ToolCall]]) -> tuple[Observation, ...]:
         self._drive.must_not_have_ended("a batch of tool calls")
         if self._drive.cursor.live and any(self._checks_with_user_code(call) for _, call in calls):
             await self._drive.durable()
@@ -135,11 +161,14 @@ class Dispatch:
             except InvalidArgumentsError as error:
                 return Refusal("invalid_arguments", error.diagnostic)
         effect = self._descriptors[call.name].effect
-        key = idempotency_key(self._drive.run_id, id) if effect is Effect.IDEMPOTENT else None
+        key = self._key(id, effect)
         print_of = fingerprint(call.name, call.arguments)
         return Work(
             id, call.name, call.arguments, effect, key, bound, tool.timeout_s, tool.retries, fingerprint=print_of
         )
+
+    def _key(self, id: str, effect: Effect) -> str | None:
+        return idempotency_key(self._drive.run_id, id) if effect is Effect.IDEMPOTENT else None
 
     def _answer_verdict(self, call: ToolCall, batch: int) -> Refusal | None:
         if batch > 1:
@@ -171,11 +200,7 @@ class Dispatch:
         """Reserves limits and order for the whole batch. A batch of one sound call needs no event: its intent says
         it. `repair`: some call of it is bad."""
         drive = self._drive
-        recorded = drive.cursor.peek()
-        if isinstance(recorded, ev.BatchAccepted) and {one.id for one in placed}.issuperset(recorded.calls):
-            # What was accepted stands: calls of it may have been closed since, so it is not compared with what would
-            # run now.
-            drive.cursor.observe(recorded)
+        if self._accepted([(one.id, one.call) for one in placed]):
             return
         running = tuple([one.id for one in placed if isinstance(one.verdict, Work)])
         if not running and not repair:
@@ -190,6 +215,16 @@ class Dispatch:
                     drive.record(permit, accepted)
                 case Replayed():
                     pass
+
+    def _accepted(self, calls: Sequence[tuple[str, ToolCall]]) -> bool:
+        """Moves past the acceptance of this batch, if that comes next."""
+        recorded = self._drive.cursor.peek()
+        if not (isinstance(recorded, ev.BatchAccepted) and {id for id, _ in calls}.issuperset(recorded.calls)):
+            return False
+        # What was accepted stands: calls of it may have been closed since, so it is not compared with what would run
+        # now.
+        self._drive.cursor.observe(recorded)
+        return True
 
     def _refuse_all(self, placed: list[Placed], limit: str) -> None:
         for one in placed:
@@ -297,15 +332,19 @@ class Dispatch:
     async def _observe(self, work: Work, answer: ev.ToolCallCompleted | ev.ToolCallFailed) -> Observation:
         """The observation of a settled call; a tool that asked to wait is waited for here."""
         observation = await self._settling.observation(work, answer)
-        count = self._drive.guards.settle(_counted(work, answer))
+        self._count(_counted(work, answer), work.call)
+        return observation
+
+    def _count(self, call: Settled, id: str) -> None:
+        """Counts a call that ended, and ends a run that goes nowhere."""
+        count = self._drive.guards.settle(call)
         if self._drive.cursor.live and count >= self._drive.spec.policy.limits.max_repeated_actions:
             self._drive.finish(
                 "partial",
                 "no_progress",
-                f"The run was stopped after call {work.call}: {work.tool} was called {count} times with the same "
+                f"The run was stopped after call {id}: {call.tool} was called {count} times with the same "
                 "arguments and ended the same way each time, and nothing changed in between.",
             )
-        return observation
 
 
 def _end_of(refusal: Refusal) -> tuple[str, str] | None:
@@ -342,6 +381,6 @@ def _counted(work: Work, answer: ev.ToolCallCompleted | ev.ToolCallFailed) -> Se
         result, failure = fingerprint("failed", {"message": answer.message}), answer.message
         unknown = answer.reason == "unknown"
     else:
-        result, failure = fingerprint("completed", {"output": answer.output, "artifact": answer.artifact}), None
+        result, failure = value_result(answer.output, answer.artifact), None
         unknown = False
     return Settled(work.tool, work.fingerprint, work.effect, result, failure, unknown)

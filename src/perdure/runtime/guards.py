@@ -6,11 +6,12 @@ row on, one counted line stands for the text. Counts restart when something chan
 timer of 30 s or more ended, a person spoke. So an agent that merely waits is spared.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from perdure.contracts.contract import JsonObject, value_digest
+from perdure.contracts.contract import JsonObject, JsonValue, canonical, value_digest
 from perdure.contracts.messages import Effect, ToolDescriptor
 
 REPEATED_ACTIONS = 3
@@ -32,6 +33,30 @@ class Settled(msgspec.Struct, frozen=True):
     unknown: bool = False
 
 
+class Valued(msgspec.Struct, frozen=True, gc=False):
+    """A call that ended with a value."""
+
+    tool: str
+    arguments: JsonObject
+    effect: Effect
+    output: JsonValue
+    artifact: str | None
+
+    def settled(self) -> Settled:
+        """As it is counted."""
+        return Settled(
+            self.tool,
+            fingerprint(self.tool, self.arguments),
+            self.effect,
+            value_result(self.output, self.artifact),
+            None,
+        )
+
+    def same_action(self, other: "Valued") -> bool:
+        """Whether both are one tool with the same arguments."""
+        return self.tool == other.tool and canonical(self.arguments) == canonical(other.arguments)
+
+
 @dataclass(slots=True)
 class Guards:
     """Counts since the last change."""
@@ -41,9 +66,27 @@ class Guards:
     _failing: tuple[str, str] | None = None
     _failures: int = 0
     _unknown: set[str] = field(default_factory=set)
+    _replayed: list[Valued] = field(default_factory=list)
+    """Ended after all that is counted, and not counted yet: of a long replay most never need be."""
+
+    def replay(self, call: Valued) -> None:
+        """Takes a recorded call that ended with a value; it is counted when that is next asked for."""
+        self._replayed.append(call)
+
+    def _catch_up(self) -> None:
+        replayed, self._replayed = self._replayed, []
+        first = _last_change(replayed)
+        if first:
+            self.changed()  # the rest begins with a value, which ends a row of failures as well
+            if any(call.effect is Effect.READ for call in replayed[:first]):
+                self._unknown.clear()
+        for call in replayed[first:]:
+            self.settle(call.settled())
 
     def repeats(self, fingerprint: str, descriptor: ToolDescriptor) -> bool:
         """Whether dispatching this call now would be the third identical action."""
+        if self._replayed:
+            self._catch_up()
         guarded = descriptor.repeatable is False or (
             descriptor.repeatable is None and descriptor.effect is not Effect.READ
         )
@@ -51,18 +94,26 @@ class Guards:
 
     def outcome_unknown(self, fingerprint: str) -> bool:
         """Whether an identical call ended with an unknown outcome that no read has looked into since."""
+        if self._replayed:
+            self._catch_up()
         return fingerprint in self._unknown
 
     def told(self, fingerprint: str) -> None:
         """The model has read what became of such a call."""
+        if self._replayed:
+            self._catch_up()
         self._unknown.discard(fingerprint)
 
     def failures_with(self, tool: str, failure: str) -> int:
         """How many identical failures in a row there would be with this one."""
+        if self._replayed:
+            self._catch_up()
         return self._failures + 1 if self._failing == (tool, failure) else 1
 
     def settle(self, call: Settled) -> int:
         """Counts a call that ended; returns how often this call has ended this way since the last change."""
+        if self._replayed:
+            self._catch_up()
         if call.effect is not Effect.READ:
             self._keep_only(call.fingerprint)
         if call.unknown:
@@ -77,6 +128,8 @@ class Guards:
 
     def changed(self) -> None:
         """Something changed from outside: a long wait ended, a person spoke."""
+        if self._replayed:
+            self._catch_up()
         self._actions.clear()
         self._results.clear()
 
@@ -95,6 +148,25 @@ class Guards:
             self._failures += 1
         else:
             self._failing, self._failures = (call.tool, call.failure), 1
+
+
+def _last_change(calls: Sequence[Valued]) -> int:
+    """The place of the last effect that followed upon another one: what was counted before it counts no more. Zero when
+    there is none."""
+    later = None
+    for place in range(len(calls) - 1, -1, -1):
+        call = calls[place]
+        if call.effect is Effect.READ:
+            continue
+        if later is not None and not call.same_action(calls[later]):
+            return later
+        later = place
+    return 0
+
+
+def value_result(output: JsonValue, artifact: str | None) -> str:
+    """Digest of how a call ended that ended with a value."""
+    return fingerprint("completed", {"output": output, "artifact": artifact})
 
 
 def fingerprint(tool: str, arguments: JsonObject) -> str:

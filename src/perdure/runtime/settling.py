@@ -290,15 +290,16 @@ class Settling:
             wanted = answer.suspend
             given = await gates.wait_for_answer(self._drive, work.call, wanted.reason, wanted.kind, wanted.schema)
             text = given.observation if given.observation is not None else texts.value_text(given.value)
-            return _completed(work, given.value, text)
+            return Observation(work.call, work.tool, ObservationStatus.COMPLETED, text, given.value)
         if answer.sleep_until is not None:
             await gates.sleep_until(self._drive, work.call, answer.sleep_until)
-        shown = answer.observation if answer.observation is not None else texts.value_text(answer.output)
-        return _completed(work, answer.output, shown, answer.artifact)
+        return value_observation(answer, work.tool)
 
 
-def _completed(work: Work, output: object, text: str, artifact: str | None = None) -> Observation:
-    return Observation(work.call, work.tool, ObservationStatus.COMPLETED, text, output, artifact)
+def value_observation(answer: ev.ToolCallCompleted, tool: str) -> Observation:
+    """What the model reads of a value that nothing had to be waited for."""
+    shown = answer.observation if answer.observation is not None else texts.value_text(answer.output)
+    return Observation(answer.call, tool, ObservationStatus.COMPLETED, shown, answer.output, answer.artifact)
 
 
 def _intent(work: Work) -> ev.ToolCallRequested:
