@@ -171,7 +171,7 @@ class Engine:
                 "this process drives the run already", where=f"run {run_id}", next="wait for it with `Run.wait`"
             )
         # Read first: a run that ended, or that the agent does not fit, is not worth a lease.
-        proven = prove(await self.read(run_id))
+        proven = await prove(self, run_id)
         if proven.state.end is not None:
             return Run(self, run_id, None)
         agent, binding = _fitting(proven.state, agent, model)
@@ -202,8 +202,8 @@ class Engine:
         run_id = proven.state.run_id
         lease = await self._store.acquire(run_id)
         try:
-            if (await self.read(run_id, proven.state.events)).envelopes:
-                proven = prove(await self.read(run_id))
+            if (await self.read(run_id, proven.state.events, 1)).envelopes:
+                proven = await prove(self, run_id)
         except BaseException:
             await self._store.release(lease)
             raise
@@ -342,7 +342,7 @@ class Engine:
 
     async def _settle(self, run_id: str, decide: Callable[[RunState], list[ev.Event]]) -> None:
         # Decided once before the lease is taken, so that what cannot be recorded leaves no trace, and once under it.
-        proven = prove(await self.read(run_id))
+        proven = await prove(self, run_id)
         decide(proven.state)
         lease, proven = await self._take(proven)
         try:
@@ -357,13 +357,13 @@ class Engine:
 
     # Looking
 
-    async def read(self, run_id: str, from_seq: int = 0) -> StoredRun:
-        """The stored events of a run from a seq on, unproven.
+    async def read(self, run_id: str, from_seq: int = 0, most: int | None = None) -> StoredRun:
+        """The stored events of a run from a seq on, at most so many, unproven.
 
         Raises:
             UnknownError: no such run.
         """
-        stored = await self._store.read(run_id, from_seq)
+        stored = await self._store.read(run_id, from_seq, most)
         if stored is None:
             raise _no_such_run(run_id)
         return stored
@@ -380,7 +380,7 @@ class Engine:
 
     async def state(self, run_id: str) -> RunState:
         """The fold of a run's proven events."""
-        return prove(await self.read(run_id)).state
+        return (await prove(self, run_id)).state
 
     async def outcome(self, run_id: str) -> Outcome:
         """How a run ended, or where it stands."""

@@ -233,8 +233,9 @@ class Store(Protocol):
             LeaseLostError: it is gone.
         """
 
-    async def read(self, run_id: str, from_seq: int = 0) -> StoredRun | None:
-        """The run's events by ascending seq, as stored and unproven; None for an unknown run."""
+    async def read(self, run_id: str, from_seq: int = 0, most: int | None = None) -> StoredRun | None:
+        """The run's events from a seq on, at most so many, by ascending seq, as stored and unproven; None for an
+        unknown run."""
 
     async def runs(
         self, run_id: str | None = None, *, problems: dict[str, PerdureError] | None = None

@@ -9,11 +9,14 @@ from perdure.contracts.outcomes import Outcome
 from perdure.errors import MalformedJournalError
 from perdure.journal import events as ev
 from perdure.journal.envelope import FIRST_PREVIOUS, Envelope, check_chain
-from perdure.journal.fold import RunState, fold
+from perdure.journal.fold import RunState, fold, fold_on
 from perdure.journal.render import outcome_of
 from perdure.ports import IndexRow, Lease, Store, StoredRun
 from perdure.runtime.drive import Drive
 from perdure.runtime.journaling import index_row
+
+_PIECE = 2000
+"""Events read at a time: what is proven and decoded while the processor still has it at hand."""
 
 
 def indexed(envelopes: Sequence[Envelope]) -> tuple[str | None, IndexRow]:
@@ -28,24 +31,23 @@ class Following:
 
     def __init__(self, run_id: str) -> None:
         self.state = RunState(run_id)
-        self._head = FIRST_PREVIOUS
+        self.head = FIRST_PREVIOUS
 
-    def take(self, envelopes: Sequence[Envelope]) -> None:
-        """Takes the next events.
+    def take(self, envelopes: Sequence[Envelope]) -> list[ev.Event]:
+        """Takes the next events; returns them decoded.
 
         Raises:
             MalformedJournalError: they do not follow.
         """
-        self._head = check_chain(self.state.run_id, envelopes, previous=self._head, first=self.state.events)
-        for envelope in envelopes:
-            self.state.advance(envelope, ev.decode(envelope))
+        self.head = check_chain(self.state.run_id, envelopes, previous=self.head, first=self.state.events)
+        return fold_on(self.state, envelopes)
 
 
 class RunHost(Protocol):
     """What a handle asks of the engine that gave it."""
 
-    async def read(self, run_id: str, from_seq: int = 0) -> StoredRun:
-        """The stored events from a seq on."""
+    async def read(self, run_id: str, from_seq: int = 0, most: int | None = None) -> StoredRun:
+        """The stored events from a seq on, at most so many."""
 
     async def outcome(self, run_id: str) -> Outcome:
         """How a run ended, or where it stands."""
@@ -182,14 +184,22 @@ class Proven:
     key: bytes
 
 
-def prove(stored: StoredRun) -> Proven:
+async def prove(host: RunHost, run_id: str) -> Proven:
     """The run, once its chain holds and its events follow each other.
 
+    Read piece by piece: at once, a long run would stand in memory twice, and everything else that this process drives
+    would wait for it.
+
     Raises:
+        UnknownError: no such run.
         MalformedJournalError: they do not, or there are none.
     """
-    head = check_chain(stored.run_id, stored.envelopes)
-    state, events = fold(stored.run_id, stored.envelopes)
+    following, events = Following(run_id), list[ev.Event]()
+    while True:
+        stored = await host.read(run_id, len(events), _PIECE)
+        events += following.take(stored.envelopes)
+        if len(stored.envelopes) < _PIECE:
+            break
     if not events:
-        raise MalformedJournalError(stored.run_id, None, None, "the journal has no head")
-    return Proven(state, events, head, stored.key)
+        raise MalformedJournalError(run_id, None, None, "the journal has no head")
+    return Proven(following.state, events, following.head, stored.key)

@@ -223,8 +223,8 @@ class ReadingLate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def read(self, run_id: str, from_seq: int = 0) -> StoredRun | None:
-        found = await self._store.read(run_id, from_seq)
+    async def read(self, run_id: str, from_seq: int = 0, most: int | None = None) -> StoredRun | None:
+        found = await self._store.read(run_id, from_seq, most)
         then, self.then = self.then, None
         if then is not None:
             await then()
@@ -363,8 +363,8 @@ class SlowHost:
         self._engine, self._from_seq = engine, from_seq
         self.empty, self.go = asyncio.Event(), asyncio.Event()
 
-    async def read(self, run_id: str, from_seq: int = 0) -> StoredRun:
-        found = await self._engine.read(run_id, from_seq)
+    async def read(self, run_id: str, from_seq: int = 0, most: int | None = None) -> StoredRun:
+        found = await self._engine.read(run_id, from_seq, most)
         if not found.envelopes and from_seq == self._from_seq:
             self.empty.set()
             await self.go.wait()
@@ -479,3 +479,25 @@ async def test_there_is_nothing_to_add_to_where_a_limit_is_not_set(tmp_path: Pat
         await engine.limit(RUN, max_total_tokens=5)
         await engine.limit(RUN, max_total_tokens="+5")
         assert (await engine.show(RUN))["limits"]["max_total_tokens"]["limit"] == 10
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+async def test_a_journal_that_is_read_in_pieces_is_whole_wherever_the_last_one_ends(tmp_path: Path, more: int) -> None:
+    """S-014: one event less than a piece of 2,000, as many, and one more; and a resume behind it."""
+
+    async def loop(ctx: RunContext, task: str) -> str:
+        for _ in range(2000 - 3 + more):
+            await ctx.now()
+        return str(await ctx.wait("well?", schema={}))
+
+    agent = agent_of(loop=loop)
+    async with opened(tmp_path) as engine:
+        await (await engine.start(agent, "x", run_id=RUN, model=script())).wait()
+        journal = await engine.journal(RUN)
+        assert len(journal) == 2000 + more
+        state = await engine.state(RUN)
+        park = state.park()
+        assert (state.events, park and park.call) == (2000 + more, f"0.{1997 + more}")
+        await engine.answer(RUN, f"0.{1997 + more}", "done")
+        outcome = await (await engine.resume(RUN, agent, model=script())).wait()
+    assert outcome.answer == "done"

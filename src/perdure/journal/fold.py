@@ -428,9 +428,18 @@ def fold(run_id: str, envelopes: Iterable[Envelope]) -> tuple[RunState, list[ev.
         MalformedJournalError, PayloadErasedError: at the first event that cannot be read or cannot follow.
     """
     state = RunState(run_id)
+    return state, fold_on(state, envelopes)
+
+
+def fold_on(state: RunState, envelopes: Iterable[Envelope]) -> list[ev.Event]:
+    """Takes the next events into the state; returns them decoded.
+
+    Raises:
+        MalformedJournalError, PayloadErasedError: at the first event that cannot be read or cannot follow.
+    """
     decoded = []
     for envelope in envelopes:
         event = ev.decode(envelope)
         state.advance(envelope, event)
         decoded.append(event)
-    return state, decoded
+    return decoded

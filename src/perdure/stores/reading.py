@@ -87,8 +87,10 @@ def snapshot(connection: apsw.Connection) -> Iterator[None]:
             connection.execute("rollback")
 
 
-def read_run(connection: apsw.Connection, path: Path, run_id: str, from_seq: int) -> StoredRun | None:
-    """One run's events from a seq on; None for an unknown run.
+def read_run(
+    connection: apsw.Connection, path: Path, run_id: str, from_seq: int, most: int | None = None
+) -> StoredRun | None:
+    """One run's events from a seq on, at most so many; None for an unknown run.
 
     Raises:
         MalformedJournalError: an event is missing, out of place, unreadable, or has columns of wrong types.
@@ -101,11 +103,13 @@ def read_run(connection: apsw.Connection, path: Path, run_id: str, from_seq: int
             return None
         run_no, key, count = found
         place = first_place(run_no) + from_seq
+        until = first_place(run_no + 1) if most is None else place + most
         try:
-            events = _in_pieces(_rows(connection, run_no, from_seq), run_id, from_seq, place)
+            events = _in_pieces(_rows(connection, place, until), run_id, from_seq, place)
         except (*DAMAGE, _NotInOrder):
-            events = _row_by_row(connection, run_no, run_id, from_seq)
-        if from_seq + len(events) != max(count, from_seq):
+            events = _row_by_row(connection, place, until, run_id, from_seq)
+        expected = max(count, from_seq) if most is None else min(max(count, from_seq), from_seq + most)
+        if from_seq + len(events) != expected:
             problem = f"the store counted {count} events, {from_seq + len(events)} are there"
             raise MalformedJournalError(run_id, min(count, from_seq + len(events)), None, problem)
     return StoredRun(run_id, key, events)
@@ -115,8 +119,8 @@ class _NotInOrder(Exception):
     """Some row is not what stands in its place; which one is found row by row."""
 
 
-def _rows(connection: apsw.Connection, run_no: int, from_seq: int) -> apsw.Cursor:
-    return connection.execute(_RUN_EVENTS, (first_place(run_no) + from_seq, first_place(run_no + 1)))
+def _rows(connection: apsw.Connection, place: int, until: int) -> apsw.Cursor:
+    return connection.execute(_RUN_EVENTS, (place, until))
 
 
 def _in_pieces(rows: Iterator[tuple[Any, ...]], run_id: str, from_seq: int, place: int) -> tuple[Envelope, ...]:
@@ -141,14 +145,16 @@ def _as_envelopes(rows: list[tuple[Any, ...]], run_id: str, from_seq: int, place
     return map(Envelope, *columns)
 
 
-def _row_by_row(connection: apsw.Connection, run_no: int, run_id: str, from_seq: int) -> tuple[Envelope, ...]:
+def _row_by_row(
+    connection: apsw.Connection, place: int, until: int, run_id: str, from_seq: int
+) -> tuple[Envelope, ...]:
     events: list[Envelope] = []
     with damage_named(run_id, lambda: from_seq + len(events)):
-        for row in _rows(connection, run_no, from_seq):
-            seq = from_seq + len(events)
-            problem = row_problem(row, run_id, seq, first_place(run_no) + seq)
+        for row in _rows(connection, place, until):
+            seq, here = from_seq + len(events), place + len(events)
+            problem = row_problem(row, run_id, seq, here)
             if problem is not None:
-                raise MalformedJournalError(run_id, seq, kind_of(row, first_place(run_no) + seq), problem)
+                raise MalformedJournalError(run_id, seq, kind_of(row, here), problem)
             events.append(Envelope(*row[1:]))
     return tuple(events)
 

@@ -165,14 +165,14 @@ class SqliteStore:
             if not self._driver.fresh(self._clock.steady_ns()):
                 raise leases.too_late(lease)
 
-    async def read(self, run_id: str, from_seq: int = 0) -> StoredRun | None:
+    async def read(self, run_id: str, from_seq: int = 0, most: int | None = None) -> StoredRun | None:
         """See `Store.read`.
 
         Raises:
             MalformedJournalError: an event is missing, out of place, unreadable, or has columns of wrong types.
             StoreError: the file cannot be read.
         """
-        return await self._reader.read(lambda c: reading.read_run(c, self.path, run_id, from_seq))
+        return await self._reader.read(lambda c: reading.read_run(c, self.path, run_id, from_seq, most))
 
     async def runs(
         self, run_id: str | None = None, *, problems: dict[str, PerdureError] | None = None

@@ -105,6 +105,10 @@ async def _appended_events_read_back_byte_for_byte_from_any_seq(open_store: Open
     for from_seq in range(len(chain.sealed) + 2):
         stored = await read(store, "run-1", from_seq)
         assert stored.envelopes == tuple(chain.sealed[from_seq:])
+        for most in (1, 3, 1000):
+            some = await store.read("run-1", from_seq, most)
+            assert some is not None
+            assert some.envelopes == tuple(chain.sealed[from_seq : from_seq + most])
     assert check_chain("run-1", (await read(store, "run-1")).envelopes) == chain.sealed[-1].digest
 
 

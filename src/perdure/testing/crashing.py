@@ -73,10 +73,10 @@ class CrashingStore:
         self._require_alive()
         await self._inner.confirm(lease)
 
-    async def read(self, run_id: str, from_seq: int = 0) -> StoredRun | None:
+    async def read(self, run_id: str, from_seq: int = 0, most: int | None = None) -> StoredRun | None:
         """See `Store.read`."""
         self._require_alive()
-        return await self._inner.read(run_id, from_seq)
+        return await self._inner.read(run_id, from_seq, most)
 
     async def runs(
         self, run_id: str | None = None, *, problems: dict[str, PerdureError] | None = None
