@@ -326,6 +326,27 @@ async def test_a_lowered_limit_of_a_run_that_is_not_at_it_parks_it_at_the_next_s
         assert len(ran) == 3
 
 
+@pytest.mark.parametrize(("lowered", "used"), [("max_model_turns", 2), ("max_tool_calls", 3), ("max_total_tokens", 60)])
+async def test_a_batch_that_was_accepted_does_not_run_once_a_limit_is_lowered_below_use(
+    lowered: str, used: int
+) -> None:
+    """H19: at once is before the next call, and not before the next reply."""
+    agent = agent_of(look)
+    replies = script(
+        calls(("look", {"place": 1})), calls(("look", {"place": 2}), ("look", {"place": 3})), text("Done.")
+    )
+    whole = await embedded(agent, replies)
+    accepted = cut(whole, before(whole, "batch_accepted") + 1)
+    ran.clear()
+    run = await embedded(agent, script(), recorded=extended(accepted, ev.BudgetChanged({lowered: 1})))
+    assert run.outcome.park is not None
+    assert run.outcome.park.detail == {"limit": lowered, "max": 1, "used": used, "need": 0}
+    assert ran == []
+    lifted = extended(run, ev.BudgetChanged({lowered: used}))
+    await embedded(agent, replies, recorded=lifted)
+    assert ran == ["look 2", "look 3"]
+
+
 async def test_another_limit_does_not_lift_the_one_that_was_crossed(tmp_path: Path) -> None:
     """C3: and neither does a restart."""
     agent = agent_of(look, limits=Limits(max_model_turns=3))

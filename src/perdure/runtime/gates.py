@@ -47,6 +47,26 @@ async def reserve(drive: Drive, call: str, need: Need, before_finish: Callable[[
         await _cross(drive, call, crossing, before_finish)
 
 
+async def stop_if_lowered(drive: Drive, call: str) -> None:
+    """Stops the run before work that was let through, when a limit was since lowered below what is used."""
+    for name, used in _counted(drive):
+        limit = drive.state.limits.get(name)
+        if limit is not None and used is not None and used > limit:
+            await _cross(drive, call, Crossing(name, limit, used, need=0), None)
+
+
+def _counted(drive: Drive) -> tuple[tuple[str, int | None], ...]:
+    """What is used of everything that only the run's own acts use up."""
+    spent = drive.state.spent
+    return (
+        ("max_model_turns", spent.model_turns),
+        ("max_model_repairs", spent.model_repairs),
+        ("max_tool_calls", spent.tool_calls + len(drive.state.reserved)),
+        ("max_total_tokens", _tokens(drive)),
+        ("max_cost_microunits", _cost(drive)),
+    )
+
+
 def first_crossing(drive: Drive, need: Need) -> Crossing | None:
     """The first limit the next act would cross: counted ones first, then tokens, cost, active time, deadline."""
     state = drive.state
