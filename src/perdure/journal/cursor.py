@@ -9,7 +9,7 @@ may come in any order, so they are matched by call. A crossed limit is matched b
 and work that is recorded behind one was let through.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -92,15 +92,12 @@ class Cursor:
         """Whether a call was dispatched or refused when it was first met; None when it was not met yet."""
         return self._dispatch.get(call)
 
-    def values_of(self, calls: Iterable[str]) -> list[ev.ToolCallCompleted] | None:
-        """The recorded answers of tool calls, when every one of them is a value that nothing had to be waited for."""
-        found = []
-        for call in calls:
-            answer = self._answers.get(call)
-            if type(answer) is not ev.ToolCallCompleted or answer.suspend is not None or answer.sleep_until is not None:
-                return None
-            found.append(answer)
-        return found
+    def value_of(self, call: str) -> ev.ToolCallCompleted | None:
+        """The recorded answer of a tool call, when it is a value that nothing had to be waited for."""
+        answer = self._answers.get(call)
+        if type(answer) is not ev.ToolCallCompleted or answer.suspend is not None or answer.sleep_until is not None:
+            return None
+        return answer
 
     def observe(self, asked: E) -> Replayed[E] | Live:
         """One event that is its own answer."""
@@ -121,11 +118,10 @@ class Cursor:
     ) -> Replayed[ev.ModelCallCompleted | ev.ModelCallFailed] | Live:
         """A model call's intent, then its completion. `parts` are the digests of all parts of the request as it is
         now."""
-        recorded = self.peek()
-        if isinstance(recorded, ev.ModelCallRequested) and recorded.call == asked.call:
-            self._compare_request(recorded, asked, parts)
-        if self._take(asked) is None:
+        recorded = self._take(asked)
+        if recorded is None:
             return Live(Permit(asked.call))
+        self._compare_request(recorded, asked, parts)
         answer = self._answers.get(asked.call)
         if isinstance(answer, _MODEL_ANSWERS):
             return Replayed(answer)

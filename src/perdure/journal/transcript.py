@@ -4,9 +4,9 @@ An entry is rendered once and never changed, so a request is a view (a length) a
 store O(n) bytes. The digest is keyed: without the run's key it says nothing about the text.
 """
 
-from binascii import b2a_base64
+import hmac
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from itertools import islice
 from typing import overload
 
@@ -36,28 +36,13 @@ class ResultsEntry(Fact, tag="results", tag_field="type", frozen=True):
 Entry = UserEntry | TurnEntry | ResultsEntry
 
 
-class KeyedDigest:
-    """HMAC-SHA-256 under a run's key, its first 16 bytes in URL-safe base64 (22 characters).
-
-    The key's own blocks are hashed once and the hashes copied (RFC 2104, section 4): a replay makes two digests a turn,
-    and copying the standard library's HMAC takes longer than the rest of it.
-    """
-
-    def __init__(self, key: bytes) -> None:
-        block = (sha256(key).digest() if len(key) > _BLOCK_BYTES else key).ljust(_BLOCK_BYTES, b"\0")
-        self._inner, self._outer = sha256(block.translate(_INNER)), sha256(block.translate(_OUTER))
-
-    def __call__(self, data: bytes) -> str:
-        """The digest of the data."""
-        inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(data)
-        outer.update(inner.digest())
-        return b2a_base64(outer.digest()[:16], newline=False)[:22].translate(_URL_SAFE).decode("ascii")
+def keyed_digest(key: bytes, data: bytes) -> str:
+    """HMAC-SHA-256 under a run's key, its first 16 bytes in URL-safe base64 (22 characters)."""
+    return _shown(hmac.new(key, data, "sha256"))
 
 
-_BLOCK_BYTES = 64
-_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+def _shown(code: hmac.HMAC) -> str:
+    return urlsafe_b64encode(code.digest()[:16])[:22].decode("ascii")
 
 
 class TranscriptView(Sequence[Entry]):
@@ -100,8 +85,7 @@ class Transcript:
         self._entries: list[Entry] = []
         self._turns = 0
         self._hashed = 0
-        self._digest = ""
-        self._under_key: KeyedDigest | None = None
+        self._code: hmac.HMAC | None = None
         self._bytes = 0
 
     def append(self, entry: Entry) -> None:
@@ -122,16 +106,16 @@ class Transcript:
         return TranscriptView(self, self._entries, len(self._entries), self._turns)
 
     def digest(self, key: bytes) -> str:
-        """The rolling digest of all entries under the run's key; only entries not hashed before are read."""
-        if self._under_key is None:
-            self._under_key = KeyedDigest(key)
+        """The digest of all entries so far under the run's key; only entries not hashed before are read."""
+        if self._code is None:
+            self._code = hmac.new(key, digestmod="sha256")
         # A slice, not `islice`: that would step over every entry hashed before, and n turns would take O(n^2) steps.
         for entry in self._entries[self._hashed :]:
             form = canonical(entry)
             self._bytes += len(form)
-            self._digest = self._under_key(self._digest.encode("ascii") + form)
+            self._code.update(form)
         self._hashed = len(self._entries)
-        return self._digest
+        return _shown(self._code)
 
     @property
     def hashed_bytes(self) -> int:

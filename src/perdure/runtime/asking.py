@@ -12,7 +12,7 @@ from perdure.contracts.notices import Notice, NoticeKind
 from perdure.errors import DivergedError, ModelError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Permit, Replayed
-from perdure.journal.transcript import KeyedDigest, Transcript, TurnEntry, UserEntry
+from perdure.journal.transcript import Transcript, TurnEntry, UserEntry, keyed_digest
 from perdure.prompting.request import ModelRequest
 from perdure.runtime import gates
 from perdure.runtime.arguments import storable
@@ -37,7 +37,6 @@ class Asking:
         self._drive = drive
         self._sent: tuple[object, ...] = ()
         """The parts of the last request beside the transcript; most requests of a run have the same."""
-        self._digest = KeyedDigest(drive.key)
         self._part_digests: dict[str, str] = {}
 
     async def ask(self, call: str, request: ModelRequest) -> AssistantTurn:
@@ -92,7 +91,7 @@ class Asking:
                 "tools": request.tools,
                 "settings": (request.settings, request.tool_choice),
             }
-            self._part_digests = {name: self._digest(canonical(part)) for name, part in parts.items()}
+            self._part_digests = {name: keyed_digest(self._drive.key, canonical(part)) for name, part in parts.items()}
             self._sent = sent
         return self._part_digests
 

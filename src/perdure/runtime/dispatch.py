@@ -70,12 +70,14 @@ class Dispatch:
     def _replayed(self, calls: Sequence[tuple[str, ToolCall]]) -> tuple[Observation, ...] | None:
         """A batch that is recorded to its end, with a value for each call, as most of a long run is. None: there is
         more to it, and it is gone through step by step."""
-        cursor, known = self._drive.cursor, []
-        answers = cursor.values_of([id for id, _ in calls])
-        if answers is None or not all(map(self._is_whole, calls)):
-            return None
+        cursor, known, answered = self._drive.cursor, [], []
+        for id, call in calls:
+            answer = cursor.value_of(id)
+            if answer is None or call.fault is not None or call.name not in self._descriptors:
+                return None
+            answered.append((id, call, answer))
         self._accepted(calls)
-        for (id, call), answer in zip(calls, answers, strict=True):
+        for id, call, answer in answered:
             effect = self._descriptors[call.name].effect
             cursor.intend(ev.ToolCallRequested(id, call.name, call.arguments, effect, self._key(id, effect)))
             known.append(value_observation(answer, call.name))
@@ -85,9 +87,6 @@ class Dispatch:
             else:
                 self._drive.guards.replay(valued)
         return tuple(known)
-
-    def _is_whole(self, placed: tuple[str, ToolCall]) -> bool:
-        return placed[1].fault is None and placed[1].name in self._descriptors
 
     async def _run(self, calls: Sequence[tuple[str, ToolCall]]) -> tuple[Observation, ...]:
         self._drive.must_not_have_ended("a batch of tool calls")
