@@ -4,6 +4,7 @@ value."""
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -65,6 +66,15 @@ class ProcessResult:
     stderr: bytes
 
 
+@dataclass(frozen=True)
+class LeftThread:
+    """A thread that goes on although its call was cancelled."""
+
+    thread: threading.Thread
+    result: "asyncio.Future[object]"
+    """What it comes to; done a moment after the thread has ended, unless the event loop was closed before."""
+
+
 class _Flag:
     """Raised once and never lowered; may be looked at from any thread."""
 
@@ -89,7 +99,7 @@ class CallContext:
     deadline: datetime | None
     """When the call times out (UTC); None without a time limit."""
     _given_up: _Flag = field(default_factory=_Flag, repr=False)
-    _left: "list[asyncio.Future[object]]" = field(default_factory=list, repr=False, compare=False)
+    _left: list[LeftThread] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def cancelled(self) -> bool:
@@ -100,13 +110,13 @@ class CallContext:
         """Marks the call as given up; the runtime's to call."""
         self._given_up.raised = True
 
-    def leave(self, work: "asyncio.Future[object]") -> None:
-        """Says that the call's work goes on although it was cancelled (a thread cannot be stopped); the future is done
-        when that ends. A tool's adapter calls it."""
+    def leave(self, work: LeftThread) -> None:
+        """Says that the call's work goes on although it was cancelled (a thread cannot be stopped). A tool's adapter
+        calls it."""
         self._left.append(work)
 
     @property
-    def left(self) -> "asyncio.Future[object] | None":
+    def left(self) -> LeftThread | None:
         """The work that goes on after a cancel, if any; for the runtime to look at."""
         return self._left[-1] if self._left else None
 

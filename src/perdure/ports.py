@@ -198,6 +198,10 @@ class Lease(msgspec.Struct, frozen=True):
 class Store(Protocol):
     """Journals, leases and artifacts. Every append is durable once its future is done, or not there at all."""
 
+    @property
+    def identity(self) -> str:
+        """The same for every store of this process over the same data, and for no other."""
+
     async def create(self, run_id: str, key: bytes, envelopes: Sequence[Envelope], index: IndexRow) -> Lease:
         """Stores a new run with its first events and holds it, in one commit.
 

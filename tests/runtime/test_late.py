@@ -31,6 +31,7 @@ from perdure import CallContext, Limits, Sleep, ToolFailed, Unknown, tool
 from perdure.journal import events as ev
 from perdure.journal.render import line
 from perdure.prompting import texts
+from perdure.runtime import left_behind
 from perdure.testing.replies import calls, text
 from perdure.testing.sweeping import lasting, sweep
 
@@ -48,7 +49,12 @@ def _fresh() -> Any:
     acts.clear()
     go_on.clear()
     yield
-    go_on.set()  # no thread is left waiting
+    go_on.set()
+    waited_for(no_thread_is_left)  # what it did would be taken for the next test's
+
+
+def no_thread_is_left() -> bool:
+    return not any(thread.name == "perdure-tool-pay" for thread in threading.enumerate())
 
 
 def waited_for(condition: Callable[[], bool]) -> None:
@@ -299,6 +305,103 @@ async def test_an_earlier_attempt_that_ends_late_does_not_take_the_place_of_the_
     assert state_of(run.envelopes).settled_late() == []
 
 
+# Several engines in one process
+
+
+PARKS = {"limits": Limits(max_model_turns=1)}
+"""Parks the run after its first turn."""
+
+
+async def parked_past_its_limit(directory: Path, agent: Any, replies: list[Any]) -> None:
+    """One engine's drive, which leaves its write behind."""
+    async with opened(directory) as engine:
+        assert (await (await started(engine, agent, script(*replies))).wait()).status == "parked"
+        await engine.limit(RUN, max_model_turns=9)
+
+
+async def resumed(directory: Path, agent: Any, replies: list[Any]) -> list[Any]:
+    """The refusals of a run that another engine brings to its end."""
+    async with opened(directory) as engine:
+        assert (await (await engine.resume(RUN, agent, model=script(*replies))).wait()).output == "Done."
+        return only(await engine.journal(RUN), ev.ToolCallRefused)
+
+
+def entries() -> int:
+    """How many runs are known to have left something behind, once what nobody uses is gone."""
+    gc.collect()
+    return len(left_behind._by_run)
+
+
+@both
+@effects
+async def test_what_one_engine_left_behind_holds_another_engine_of_the_process_back(
+    effect: Any, blocking: bool, tmp_path: Path
+) -> None:
+    """H26, O10: the second reaches the store by another path."""
+    agent = agent_of(late(effect, blocking), look, **PARKS)
+    replies = [PAY, calls(("look", {})), PAY, END]
+    store, link = tmp_path / "store", tmp_path / "link"
+    store.mkdir()
+    link.symlink_to(store)
+    await parked_past_its_limit(store, agent, replies)
+    assert [(one.call, one.reason) for one in await resumed(link, agent, replies)] == [("3.0", "still_going")]
+    assert acts == ["began"]
+
+
+@both
+async def test_what_was_left_behind_holds_no_run_of_another_store_back(blocking: bool, tmp_path: Path) -> None:
+    """H26: not even one of the same name."""
+    agent = agent_of(late("write", blocking), **PARKS)
+    for directory in (tmp_path / "one", tmp_path / "two"):
+        directory.mkdir()
+        await parked_past_its_limit(directory, agent, [PAY, END])
+    assert acts == ["began", "began"]
+
+
+def test_a_thread_outlives_its_event_loop_and_holds_the_next_one_back_until_it_ends(tmp_path: Path) -> None:
+    """H26: nobody hears how it ended, so the model is told of no result."""
+    agent = agent_of(late("write", True), look, **PARKS)
+    replies = [PAY, calls(("look", {})), PAY, calls(("look", {})), PAY, END]
+
+    async def second_drive() -> None:
+        async with opened(tmp_path) as engine:
+            await engine.limit(RUN, max_model_turns=3)
+            assert (await (await engine.resume(RUN, agent, model=script(*replies))).wait()).status == "parked"
+            await engine.limit(RUN, max_model_turns=9)
+            refused = only(await engine.journal(RUN), ev.ToolCallRefused)
+            assert [(one.call, one.reason) for one in refused] == [("3.0", "still_going")]
+
+    asyncio.run(parked_past_its_limit(tmp_path, agent, replies))
+    asyncio.run(second_drive())
+    assert acts == ["began"]
+    go_on.set()
+    waited_for(no_thread_is_left)
+    assert [one.call for one in asyncio.run(resumed(tmp_path, agent, replies))] == ["3.0"]
+    waited_for(lambda: acts.count("paid 5") == 2)
+
+
+@both
+async def test_nothing_is_kept_of_a_run_that_left_nothing_behind_or_whose_rest_has_ended(
+    blocking: bool, tmp_path: Path
+) -> None:
+    """H26: a process that drives many runs does not grow by them."""
+    pay = late("write", blocking)
+    await nothing_is_left()
+    before = entries()
+    async with opened(tmp_path) as engine:
+        for number in range(3):
+            run = await engine.start(agent_of(look), "the task", run_id=f"clean-{number}", model=script(END))
+            await run.wait()
+        del run
+        assert entries() == before
+        await (await started(engine, agent_of(pay), script(PAY, END))).wait()
+        assert entries() == before + 1
+        go_on.set()
+        await asyncio.to_thread(waited_for, lambda: "paid 5" in acts)
+        await nothing_is_left()
+        assert entries() == before
+
+
 # Ends and cancels
 
 
@@ -377,7 +480,7 @@ def complaints() -> list[str]:
 
 async def nothing_is_left() -> None:
     """Returns once the tool's threads have ended and what came of them is forgotten."""
-    waited_for(lambda: not any(thread.name == "perdure-tool-pay" for thread in threading.enumerate()))
+    waited_for(no_thread_is_left)
     for _ in range(5):
         await asyncio.sleep(0)
         gc.collect()

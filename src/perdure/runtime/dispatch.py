@@ -263,7 +263,7 @@ class Dispatch:
         if work.effect is Effect.READ or drive.cursor.dispatch_of(work.call) is not None:
             return None
         print_of = work.fingerprint
-        if print_of in drive.left_behind.values():
+        if drive.left_behind.holds(print_of):
             return Refusal("still_going", texts.STILL_GOING)
         for call, late in drive.state.settled_late():
             if call.tool is not None and fingerprint(call.tool, call.arguments) == print_of:
