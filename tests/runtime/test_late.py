@@ -148,6 +148,33 @@ async def test_while_a_call_goes_on_past_its_limit_the_same_one_is_not_started_n
     assert count(run.envelopes, "attempt_started") == 0
 
 
+@effects
+async def test_a_call_is_held_back_in_whatever_words_it_is_asked_for_again(effect: Any) -> None:
+    """H26, O10: what counts is what the function would be called with, while the first goes on, when it has ended, and
+    when nothing is known of it."""
+
+    @tool(effect=effect, timeout=LIMIT_S)
+    def pay(amount: float, to: str = "bob") -> str:
+        """Pays, or says that it cannot tell."""
+        acts.append("began")
+        if amount < 1:
+            raise ConnectionError("gone")
+        go_on.wait(LONG_S)
+        acts.append(f"paid {amount}")
+        return "receipt 7"
+
+    first, again = calls(("pay", {"amount": 5})), calls(("pay", {"amount": 5.0, "to": "bob"}))
+    small, small_again = calls(("pay", {"amount": 0})), calls(("pay", {"to": "bob", "amount": 0.0}))
+    going = await embedded(agent_of(pay, look), script(first, calls(("look", {})), again, END))
+    assert [(one.call, one.reason) for one in only(going.envelopes, ev.ToolCallRefused)] == [("3.0", "still_going")]
+    ended = await embedded(agent_of(pay, release), script(first, calls(("release", {})), again, again, END))
+    assert [(one.call, one.reason) for one in only(ended.envelopes, ev.ToolCallRefused)] == [("3.0", "ended_late")]
+    assert only(ended.envelopes, ev.ToolCallRequested)[-1].call == "4.0"
+    unknown = await embedded(agent_of(pay), script(small, small_again, END))
+    refused = [(one.call, one.reason) for one in only(unknown.envelopes, ev.ToolCallRefused)]
+    assert refused == [("2.0", "outcome_unknown")]
+
+
 @both
 @effects
 async def test_a_late_result_is_recorded_as_late_and_told_once_when_the_same_call_is_asked_for_again(
