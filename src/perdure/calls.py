@@ -122,8 +122,12 @@ class CallContext:
 
     async def run(self, argv: Sequence[str], *, timeout: float | None = None) -> ProcessResult:
         """Runs a program in a process group of its own, which is ended when the call ends, is cancelled, or `timeout`
-        seconds have passed (then TimeoutError is raised)."""
-        process = await asyncio.create_subprocess_exec(
+        seconds have passed (then TimeoutError is raised). A process that left the group lives on; while it holds the
+        output open, only a time limit or a cancel ends the wait for it."""
+        loop = asyncio.get_running_loop()
+        output = _Output(loop.create_future())
+        process, _ = await loop.subprocess_exec(
+            lambda: output,
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -132,9 +136,30 @@ class CallContext:
         )
         try:
             async with asyncio.timeout(timeout):
-                stdout, stderr = await process.communicate()
-            return ProcessResult(process.returncode or 0, stdout, stderr)
+                await asyncio.wait({output.ended})
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+                os.killpg(process.get_pid(), signal.SIGKILL)
+            for pipe in (process.get_pipe_transport(1), process.get_pipe_transport(2)):
+                if pipe is not None:
+                    pipe.close()  # else somebody outside the group who holds it would be waited for
+            await asyncio.wait({output.ended})
+            process.close()
+        return ProcessResult(process.get_returncode() or 0, bytes(output.stdout), bytes(output.stderr))
+
+
+class _Output(asyncio.SubprocessProtocol):
+    """Gathers what a process writes."""
+
+    def __init__(self, ended: "asyncio.Future[None]") -> None:
+        self.ended = ended
+        """Done when the process has ended and its pipes are closed."""
+        self.stdout, self.stderr = bytearray(), bytearray()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """More was written."""
+        (self.stdout if fd == 1 else self.stderr).extend(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The process has ended, and so have its pipes."""
+        self.ended.set_result(None)

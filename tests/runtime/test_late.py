@@ -3,6 +3,8 @@ recorded as late."""
 
 import asyncio
 import gc
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -28,10 +30,14 @@ from tests.runtime.runs import (
 )
 
 from perdure import CallContext, Limits, Sleep, ToolFailed, Unknown, tool
+from perdure.clock import SystemClock, SystemEntropy
+from perdure.engine import Engine
 from perdure.journal import events as ev
 from perdure.journal.render import line
+from perdure.ports import Lease, Store
 from perdure.prompting import texts
 from perdure.runtime import left_behind
+from perdure.stores.url import open_store
 from perdure.testing.replies import calls, text
 from perdure.testing.sweeping import lasting, sweep
 
@@ -332,6 +338,103 @@ async def test_an_earlier_attempt_that_ends_late_does_not_take_the_place_of_the_
     assert state_of(run.envelopes).settled_late() == []
 
 
+# Programs
+
+
+RECEIPT = f"touch {{0}}/began; while [ ! -e {{0}}/go ] && [ $((n += 1)) -lt {int(LONG_S * 50)} ]; do sleep 0.02; done; \
+touch {{0}}/paid; echo receipt 7"
+"""A program that pays once it is let."""
+
+
+def ended(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    # Of an orphan nobody may have taken notice yet.
+    return ") Z " in Path(f"/proc/{process}/stat").read_text()
+
+
+def noted(path: Path) -> int:
+    """The process number a program wrote down."""
+    waited_for(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
+
+
+@effects
+async def test_a_program_run_for_a_call_is_ended_at_its_time_limit_with_its_group(effect: Any, tmp_path: Path) -> None:
+    """H26, H27, O10: so nothing is still going, and the doubt stands until a read."""
+    shell = f"echo $$ > {tmp_path}/parent; (echo $BASHPID > {tmp_path}/child; {RECEIPT.format(tmp_path)}) & wait"
+
+    @tool(name="pay", effect=effect, timeout=1)
+    async def pay(amount: int, call: CallContext) -> str:
+        """Pays by a program."""
+        acts.append("began")
+        return (await call.run(["bash", "-c", shell])).stdout.decode()
+
+    run = await embedded(agent_of(pay, look), script(PAY, PAY, calls(("look", {})), END))
+    assert run.outcome.output == "Done."
+    assert only(run.envelopes, ev.ToolCallFailed)[0].reason == "unknown"
+    refused = only(run.envelopes, ev.ToolCallRefused)
+    assert [(one.call, one.reason) for one in refused] == [("2.0", "outcome_unknown")]
+    assert count(run.envelopes, "late_result_observed") == 0
+    assert acts == ["began"]
+    waited_for(lambda: ended(noted(tmp_path / "parent")) and ended(noted(tmp_path / "child")))
+    assert not (tmp_path / "paid").exists()
+
+
+async def test_a_process_that_left_the_group_of_its_call_is_not_waited_for_past_the_time_limit(tmp_path: Path) -> None:
+    """H26, H27: it holds the output open, and the call ends all the same."""
+    shell = f"setsid bash -c 'echo $$ > {tmp_path}/stray; {RECEIPT.format(tmp_path)}' & wait"
+
+    @tool(name="pay", timeout=1)
+    async def pay(amount: int, call: CallContext) -> str:
+        """Pays by a program that starts another."""
+        return (await call.run(["bash", "-c", shell])).stdout.decode()
+
+    run = await embedded(agent_of(pay), script(PAY, PAY, END))
+    stray = noted(tmp_path / "stray")
+    alive = not ended(stray)
+    (tmp_path / "go").touch()
+    assert alive
+    refused = only(run.envelopes, ev.ToolCallRefused)
+    assert [(one.call, one.reason) for one in refused] == [("2.0", "outcome_unknown")]
+    waited_for(lambda: ended(stray))
+
+
+@effects
+async def test_a_program_that_a_blocking_tool_waits_for_goes_on_past_the_limit_and_is_heard_of_late(
+    effect: Any, tmp_path: Path
+) -> None:
+    """H26, O10: a program the tool itself started is the tool's to end."""
+
+    @tool(name="pay", effect=effect, timeout=LIMIT_S)
+    def pay(amount: int) -> str:
+        """Pays by a program."""
+        acts.append("began")
+        program = ["bash", "-c", RECEIPT.format(tmp_path)]
+        done = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+        acts.append("paid 5")
+        return done
+
+    @tool(effect="idempotent", repeatable=True)
+    async def let() -> str:
+        """Lets the program pay."""
+        (tmp_path / "go").touch()
+        until = time.monotonic() + LONG_S
+        while "paid 5" not in acts or not no_thread_is_left():
+            assert time.monotonic() < until
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)  # a thread that has ended is yet to be heard of
+        return "it went on"
+
+    run = await embedded(agent_of(pay, look, let), script(PAY, PAY, calls(("let", {})), PAY, END))
+    assert only(run.envelopes, ev.LateResultObserved) == [ev.LateResultObserved("1.0", 1, "receipt 7\n")]
+    refused = only(run.envelopes, ev.ToolCallRefused)
+    assert [(one.call, one.reason) for one in refused] == [("2.0", "still_going"), ("4.0", "ended_late")]
+    assert acts == ["began", "paid 5"]
+
+
 # Several engines in one process
 
 
@@ -468,6 +571,41 @@ async def test_what_ends_after_the_run_parked_changes_nothing_and_what_still_goe
         assert (await (await engine.resume(RUN, agent, model=script(*replies))).wait()).output == "Done."
         # The read lifted the doubt, and nothing is still going.
         assert only(await engine.journal(RUN), ev.ToolCallRequested)[-1].call == "5.0"
+
+
+class HeldRelease:
+    """A store that takes its time over giving a lease back."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def release(self, lease: Lease) -> None:
+        self.reached.set()
+        await self.go.wait()
+        await self._store.release(lease)
+
+
+@both
+async def test_what_ends_while_a_parked_drive_gives_its_lease_back_is_dropped(blocking: bool, tmp_path: Path) -> None:
+    """H26: nobody would wait for it to be durable."""
+    store = await open_store(f"sqlite:{tmp_path / 'perdure.db'}", clock=SystemClock(), entropy=SystemEntropy())
+    held: Any = HeldRelease(store)
+    async with Engine(held, SystemClock(), SystemEntropy()) as engine:
+        run = await started(engine, agent_of(late("write", blocking), **PARKS), script(PAY, END))
+        await held.reached.wait()
+        journal = await engine.journal(RUN)
+        go_on.set()
+        await asyncio.to_thread(waited_for, lambda: "paid 5" in acts)
+        await nothing_is_left()
+        await asyncio.sleep(0.1)  # what were recorded would be stored by now
+        held.go.set()
+        assert (await run.wait()).status == "parked"
+        assert await engine.journal(RUN) == journal
+    assert kinds(journal)[-1] == "budget_exceeded"
 
 
 @both
