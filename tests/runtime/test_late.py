@@ -29,7 +29,7 @@ from tests.runtime.runs import (
     state_of,
 )
 
-from perdure import CallContext, Limits, Sleep, ToolFailed, Unknown, tool
+from perdure import CallContext, Limits, LoopStoppedError, RunContext, Sleep, ToolFailed, Unknown, assemble, tool
 from perdure.clock import SystemClock, SystemEntropy
 from perdure.engine import Engine
 from perdure.journal import events as ev
@@ -508,6 +508,44 @@ def test_a_thread_outlives_its_event_loop_and_holds_the_next_one_back_until_it_e
     waited_for(no_thread_is_left)
     assert [one.call for one in asyncio.run(resumed(tmp_path, agent, replies))] == ["3.0"]
     waited_for(lambda: acts.count("paid 5") == 2)
+
+
+async def test_a_resume_starts_a_keyed_call_again_under_its_key_while_its_first_attempt_still_runs_in_the_process(
+    tmp_path: Path,
+) -> None:
+    """H26, O2: the call was left open by its drive, and has passed no time limit."""
+    keys: list[str | None] = []
+    left: list[asyncio.Task[Any]] = []
+
+    @tool(name="pay", effect="idempotent")
+    def pay(amount: int, call: CallContext) -> str:
+        """The first attempt hangs, the second is quick."""
+        keys.append(call.idempotency_key)
+        if call.attempt == 1:
+            go_on.wait(LONG_S)
+            acts.append("the first ended")
+        return f"receipt {call.attempt}"
+
+    async def loop(ctx: RunContext, task: str) -> Any:
+        asking = asyncio.ensure_future(ctx.use((await ctx.ask(assemble(ctx.agent, ctx.transcript.view()))).calls))
+        if left:
+            return (await asking)[0].output
+        left.append(asking)
+        await asyncio.to_thread(waited_for, lambda: len(keys) == 1)
+        return "early"
+
+    agent = agent_of(pay, loop=loop)
+    async with opened(tmp_path) as engine:
+        with pytest.raises(LoopStoppedError):
+            await (await started(engine, agent, script(PAY))).wait()
+    async with opened(tmp_path) as engine:
+        assert (await (await engine.resume(RUN, agent, model=script(PAY))).wait()).output == "receipt 2"
+        journal = await engine.journal(RUN)
+        assert acts == []
+        go_on.set()
+        await asyncio.gather(*left, return_exceptions=True)
+        assert await engine.journal(RUN) == journal
+    assert (len(keys), len(set(keys))) == (2, 1)
 
 
 @both

@@ -3,7 +3,8 @@
 Three rules in this order: the third identical write or idempotent call is not dispatched (`repeated_action`); an
 identical call with an identical result n times ends the run (`no_progress`); from the second identical failure in a
 row on, one counted line stands for the text. Counts restart when something changed: another effect settled, a wait or
-timer of 30 s or more ended, a person spoke. So an agent that merely waits is spared.
+timer of 30 s or more ended, a person spoke. So an agent that merely waits is spared. Calls with an effect are identical
+when their functions would be called with the same, in whatever words they were asked for.
 """
 
 from dataclasses import dataclass, field
