@@ -4,6 +4,7 @@ value."""
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -65,6 +66,15 @@ class ProcessResult:
     stderr: bytes
 
 
+@dataclass(frozen=True)
+class LeftThread:
+    """A thread that goes on although its call was cancelled."""
+
+    thread: threading.Thread
+    result: "asyncio.Future[object]"
+    """What it comes to; done a moment after the thread has ended, unless the event loop was closed before."""
+
+
 class _Flag:
     """Raised once and never lowered; may be looked at from any thread."""
 
@@ -89,7 +99,7 @@ class CallContext:
     deadline: datetime | None
     """When the call times out (UTC); None without a time limit."""
     _given_up: _Flag = field(default_factory=_Flag, repr=False)
-    _left: "list[asyncio.Future[object]]" = field(default_factory=list, repr=False, compare=False)
+    _left: list[LeftThread] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def cancelled(self) -> bool:
@@ -100,20 +110,24 @@ class CallContext:
         """Marks the call as given up; the runtime's to call."""
         self._given_up.raised = True
 
-    def leave(self, work: "asyncio.Future[object]") -> None:
-        """Says that the call's work goes on although it was cancelled (a thread cannot be stopped); the future is done
-        when that ends. A tool's adapter calls it."""
+    def leave(self, work: LeftThread) -> None:
+        """Says that the call's work goes on although it was cancelled (a thread cannot be stopped). A tool's adapter
+        calls it."""
         self._left.append(work)
 
     @property
-    def left(self) -> "asyncio.Future[object] | None":
+    def left(self) -> LeftThread | None:
         """The work that goes on after a cancel, if any; for the runtime to look at."""
         return self._left[-1] if self._left else None
 
     async def run(self, argv: Sequence[str], *, timeout: float | None = None) -> ProcessResult:
         """Runs a program in a process group of its own, which is ended when the call ends, is cancelled, or `timeout`
-        seconds have passed (then TimeoutError is raised)."""
-        process = await asyncio.create_subprocess_exec(
+        seconds have passed (then TimeoutError is raised). A process that left the group lives on; while it holds the
+        output open, only a time limit or a cancel ends the wait for it."""
+        loop = asyncio.get_running_loop()
+        output = _Output(loop.create_future())
+        process, _ = await loop.subprocess_exec(
+            lambda: output,
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -122,9 +136,30 @@ class CallContext:
         )
         try:
             async with asyncio.timeout(timeout):
-                stdout, stderr = await process.communicate()
-            return ProcessResult(process.returncode or 0, stdout, stderr)
+                await asyncio.wait({output.ended})
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+                os.killpg(process.get_pid(), signal.SIGKILL)
+            for pipe in (process.get_pipe_transport(1), process.get_pipe_transport(2)):
+                if pipe is not None:
+                    pipe.close()  # else somebody outside the group who holds it would be waited for
+            await asyncio.wait({output.ended})
+            process.close()
+        return ProcessResult(process.get_returncode() or 0, bytes(output.stdout), bytes(output.stderr))
+
+
+class _Output(asyncio.SubprocessProtocol):
+    """Gathers what a process writes."""
+
+    def __init__(self, ended: "asyncio.Future[None]") -> None:
+        self.ended = ended
+        """Done when the process has ended and its pipes are closed."""
+        self.stdout, self.stderr = bytearray(), bytearray()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """More was written."""
+        (self.stdout if fd == 1 else self.stderr).extend(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The process has ended, and so have its pipes."""
+        self.ended.set_result(None)

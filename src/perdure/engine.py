@@ -39,6 +39,7 @@ from perdure.runs import Driving, LeasedSink, Proven, Run, prove
 from perdure.runtime.drive import Bindings, Drive
 from perdure.runtime.ending import run_loop
 from perdure.runtime.journaling import RunJournal, index_row
+from perdure.runtime.left_behind import left_behind_by
 from perdure.stores.url import open_store
 from perdure.tools.output import check_schema
 
@@ -55,8 +56,6 @@ class Engine:
     def __init__(self, store: Store, clock: Clock, entropy: Entropy) -> None:
         self._store, self._clock, self._entropy = store, clock, entropy
         self._driven: dict[str, Driving] = {}
-        self._left_behind: dict[str, dict[tuple[str, int], str]] = {}
-        """By run: attempts past their time limit that still go on, of this drive or one before."""
         self.observer: Observer | None = None
 
     @staticmethod
@@ -258,7 +257,7 @@ class Engine:
         journal.begin_drive(ev.DriveStarted(lease.epoch, VERSION, cause), *opening)
         spec = journal.state.started.agent
         driving = Driving(Drive(run_id, key, lease.epoch, spec, cursor, journal, bindings), own_model=binding.own)
-        driving.drive.left_behind = self._left_behind.setdefault(run_id, {})
+        driving.drive.left_behind = left_behind_by(self._store.identity, run_id)
         driving.drive.cancel_requested = journal.state.cancel
         journal.on_failure, journal.on_durable = driving.fail, driving.durable
         driving.task = asyncio.create_task(self._to_the_end(driving, agent, lease), name=f"perdure {run_id}")
@@ -287,8 +286,6 @@ class Engine:
                     await self._store.release(lease)
                 finally:
                     self._driven.pop(lease.run_id, None)
-                    if not driving.drive.left_behind:
-                        self._left_behind.pop(lease.run_id, None)
 
     # Settling
 

@@ -141,6 +141,11 @@ class Tool(Protocol):
     def checks_with_user_code(self) -> bool:
         """Whether `bind` may run code of the user's (a validator)."""
 
+    def form(self, arguments: JsonObject) -> JsonObject:
+        """The one form of all arguments with which the function would be called the same: a default that was spelled
+        out, say, makes no difference. Never raises; arguments that do not fit come back as they are. Runs no validator
+        of the user's, since calls are compared on replay, too."""
+
     def bind(self, arguments: JsonObject) -> BoundCall:
         """Checks the arguments; the returned function runs the tool once with them.
 
@@ -197,6 +202,10 @@ class Lease(msgspec.Struct, frozen=True):
 
 class Store(Protocol):
     """Journals, leases and artifacts. Every append is durable once its future is done, or not there at all."""
+
+    @property
+    def identity(self) -> str:
+        """The same for every store of this process over the same data, and for no other."""
 
     async def create(self, run_id: str, key: bytes, envelopes: Sequence[Envelope], index: IndexRow) -> Lease:
         """Stores a new run with its first events and holds it, in one commit.

@@ -242,6 +242,15 @@ def test_five_drives_in_a_row_that_finish_nothing_are_a_crash_loop() -> None:
     assert finished.park() is None
 
 
+def test_a_late_result_is_no_progress_that_would_end_a_crash_loop() -> None:
+    """C5, H26, O3: an attempt ends late in each drive, and the next one kills the process."""
+    late = [ev.LateResultObserved("1.0", 1, None, "handler", "stopped"), ev.LateResultObserved("1.0", 1, "receipt")]
+    drives = [event for n in range(CRASH_LOOP_DRIVES) for event in (*recovers(1), late[n % 2])]
+    park = state(HEAD, START, tool("1.0"), *drives).park()
+    assert park is not None
+    assert park.kind == "crash_loop"
+
+
 # How it ended
 
 

@@ -8,7 +8,7 @@ from perdure.runtime.guards import Guards, Settled, Valued, fingerprint
 
 TOOLS = {"look": Effect.READ, "peek": Effect.READ, "book": Effect.IDEMPOTENT, "act": Effect.WRITE}
 VALUED = st.builds(
-    lambda tool, place, output: Valued(tool, {"place": place}, TOOLS[tool], output, None),
+    lambda tool, place, output: Valued(tool, {"place": place}, TOOLS[tool], output, None, fingerprint),
     st.sampled_from(sorted(TOOLS)),
     st.integers(0, 1),
     st.integers(0, 1),
@@ -35,7 +35,7 @@ def answers(guards: Guards) -> list[object]:
 
 
 def valued(tool: str) -> Valued:
-    return Valued(tool, {}, TOOLS[tool], 0, None)
+    return Valued(tool, {}, TOOLS[tool], 0, None, fingerprint)
 
 
 DOUBT = Settled("act", fingerprint("act", {"place": 0}), Effect.WRITE, "failed", "no luck", unknown=True)
@@ -61,6 +61,6 @@ def test_a_replayed_call_that_is_counted_late_counts_as_one_that_is_counted_at_o
                 late.changed()
             case _:
                 assert answers(at_once) == answers(late)
-    last = Valued("look", {"place": 0}, Effect.READ, 0, None).settled()
+    last = Valued("look", {"place": 0}, Effect.READ, 0, None, fingerprint).settled()
     assert answers(at_once) == answers(late)
     assert at_once.settle(last) == late.settle(last)

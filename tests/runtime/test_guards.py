@@ -128,6 +128,49 @@ async def test_the_order_of_keys_does_not_make_a_call_another_one() -> None:
     assert run.outcome.terminal_reason == "repeated_action"
 
 
+@tool
+async def buy(item: str, count: int = 1, price: float = 2.5) -> int:
+    """Buys, with another result each time."""
+    ran.append(f"buy {count} {item} for {price}")
+    return len(ran)
+
+
+SAME = [
+    calls(("buy", '{"item":"x","price":3}')),
+    calls(("buy", '{"item":"x","count":1,"price":3}')),
+    calls(("buy", '{"item":"x","price":3.0}')),
+]
+"""One purchase, asked for in three ways."""
+
+
+async def test_a_default_spelled_out_or_another_form_of_a_number_does_not_make_a_call_another_one() -> None:
+    """C8, O10: the function would be called with the same."""
+    run = await embedded(agent_of(buy), script(*SAME))
+    assert ran == ["buy 1 x for 3.0"] * 2
+    assert run.outcome.terminal_reason == "repeated_action"
+    assert [one.arguments for one in only(run.envelopes, ev.ToolCallRequested)] == [
+        {"item": "x", "price": 3},
+        {"item": "x", "count": 1, "price": 3},
+    ]
+
+
+async def test_a_value_that_is_no_default_makes_a_call_another_one() -> None:
+    """C8."""
+    another = calls(("buy", {"item": "x", "count": 2, "price": 3}))
+    run = await embedded(agent_of(buy), script(SAME[0], another, SAME[1], another, END))
+    assert len(ran) == 4
+    assert run.outcome.output == "Done."
+
+
+async def test_a_run_that_asks_for_the_same_in_other_words_is_cut_everywhere_and_stopped_at_the_same_call() -> None:
+    """C8, S-014: what was counted before the cut counts after it."""
+    whole = await embedded(agent_of(buy), script(*SAME))
+    for kept in range(before(whole, "tool_call_completed", 1) + 1, len(whole.envelopes)):
+        ran.clear()
+        again = await embedded(agent_of(buy), script(*SAME), recorded=cut(whole, kept))
+        assert (ran, again.outcome.terminal_reason) == ([], "repeated_action"), kept
+
+
 async def test_in_a_batch_the_guard_closes_every_call_not_yet_dispatched() -> None:
     """C8."""
     batch = calls(("look", {}), ("act", {"what": "x"}), ("look", {"place": "there"}), ("act", {"what": "y"}))

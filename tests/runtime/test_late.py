@@ -3,6 +3,8 @@ recorded as late."""
 
 import asyncio
 import gc
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -27,10 +29,15 @@ from tests.runtime.runs import (
     state_of,
 )
 
-from perdure import CallContext, Limits, Sleep, ToolFailed, Unknown, tool
+from perdure import CallContext, Limits, LoopStoppedError, RunContext, Sleep, ToolFailed, Unknown, assemble, tool
+from perdure.clock import SystemClock, SystemEntropy
+from perdure.engine import Engine
 from perdure.journal import events as ev
 from perdure.journal.render import line
+from perdure.ports import Lease, Store
 from perdure.prompting import texts
+from perdure.runtime import left_behind
+from perdure.stores.url import open_store
 from perdure.testing.replies import calls, text
 from perdure.testing.sweeping import lasting, sweep
 
@@ -48,7 +55,12 @@ def _fresh() -> Any:
     acts.clear()
     go_on.clear()
     yield
-    go_on.set()  # no thread is left waiting
+    go_on.set()
+    waited_for(no_thread_is_left)  # what it did would be taken for the next test's
+
+
+def no_thread_is_left() -> bool:
+    return not any(thread.name == "perdure-tool-pay" for thread in threading.enumerate())
 
 
 def waited_for(condition: Callable[[], bool]) -> None:
@@ -140,6 +152,33 @@ async def test_while_a_call_goes_on_past_its_limit_the_same_one_is_not_started_n
     assert [(one.call, one.reason) for one in refused] == [("2.0", "still_going"), ("4.0", "still_going")]
     assert refused[0].observation == texts.STILL_GOING
     assert count(run.envelopes, "attempt_started") == 0
+
+
+@effects
+async def test_a_call_is_held_back_in_whatever_words_it_is_asked_for_again(effect: Any) -> None:
+    """H26, O10: what counts is what the function would be called with, while the first goes on, when it has ended, and
+    when nothing is known of it."""
+
+    @tool(effect=effect, timeout=LIMIT_S)
+    def pay(amount: float, to: str = "bob") -> str:
+        """Pays, or says that it cannot tell."""
+        acts.append("began")
+        if amount < 1:
+            raise ConnectionError("gone")
+        go_on.wait(LONG_S)
+        acts.append(f"paid {amount}")
+        return "receipt 7"
+
+    first, again = calls(("pay", {"amount": 5})), calls(("pay", {"amount": 5.0, "to": "bob"}))
+    small, small_again = calls(("pay", {"amount": 0})), calls(("pay", {"to": "bob", "amount": 0.0}))
+    going = await embedded(agent_of(pay, look), script(first, calls(("look", {})), again, END))
+    assert [(one.call, one.reason) for one in only(going.envelopes, ev.ToolCallRefused)] == [("3.0", "still_going")]
+    ended = await embedded(agent_of(pay, release), script(first, calls(("release", {})), again, again, END))
+    assert [(one.call, one.reason) for one in only(ended.envelopes, ev.ToolCallRefused)] == [("3.0", "ended_late")]
+    assert only(ended.envelopes, ev.ToolCallRequested)[-1].call == "4.0"
+    unknown = await embedded(agent_of(pay), script(small, small_again, END))
+    refused = [(one.call, one.reason) for one in only(unknown.envelopes, ev.ToolCallRefused)]
+    assert refused == [("2.0", "outcome_unknown")]
 
 
 @both
@@ -299,6 +338,238 @@ async def test_an_earlier_attempt_that_ends_late_does_not_take_the_place_of_the_
     assert state_of(run.envelopes).settled_late() == []
 
 
+# Programs
+
+
+RECEIPT = f"touch {{0}}/began; while [ ! -e {{0}}/go ] && [ $((n += 1)) -lt {int(LONG_S * 50)} ]; do sleep 0.02; done; \
+touch {{0}}/paid; echo receipt 7"
+"""A program that pays once it is let."""
+
+
+def ended(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    # Of an orphan nobody may have taken notice yet.
+    return ") Z " in Path(f"/proc/{process}/stat").read_text()
+
+
+def noted(path: Path) -> int:
+    """The process number a program wrote down."""
+    waited_for(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
+
+
+@effects
+async def test_a_program_run_for_a_call_is_ended_at_its_time_limit_with_its_group(effect: Any, tmp_path: Path) -> None:
+    """H26, H27, O10: so nothing is still going, and the doubt stands until a read."""
+    shell = f"echo $$ > {tmp_path}/parent; (echo $BASHPID > {tmp_path}/child; {RECEIPT.format(tmp_path)}) & wait"
+
+    @tool(name="pay", effect=effect, timeout=1)
+    async def pay(amount: int, call: CallContext) -> str:
+        """Pays by a program."""
+        acts.append("began")
+        return (await call.run(["bash", "-c", shell])).stdout.decode()
+
+    run = await embedded(agent_of(pay, look), script(PAY, PAY, calls(("look", {})), END))
+    assert run.outcome.output == "Done."
+    assert only(run.envelopes, ev.ToolCallFailed)[0].reason == "unknown"
+    refused = only(run.envelopes, ev.ToolCallRefused)
+    assert [(one.call, one.reason) for one in refused] == [("2.0", "outcome_unknown")]
+    assert count(run.envelopes, "late_result_observed") == 0
+    assert acts == ["began"]
+    waited_for(lambda: ended(noted(tmp_path / "parent")) and ended(noted(tmp_path / "child")))
+    assert not (tmp_path / "paid").exists()
+
+
+async def test_a_process_that_left_the_group_of_its_call_is_not_waited_for_past_the_time_limit(tmp_path: Path) -> None:
+    """H26, H27: it holds the output open, and the call ends all the same."""
+    shell = f"setsid bash -c 'echo $$ > {tmp_path}/stray; {RECEIPT.format(tmp_path)}' & wait"
+
+    @tool(name="pay", timeout=1)
+    async def pay(amount: int, call: CallContext) -> str:
+        """Pays by a program that starts another."""
+        return (await call.run(["bash", "-c", shell])).stdout.decode()
+
+    run = await embedded(agent_of(pay), script(PAY, PAY, END))
+    stray = noted(tmp_path / "stray")
+    alive = not ended(stray)
+    (tmp_path / "go").touch()
+    assert alive
+    refused = only(run.envelopes, ev.ToolCallRefused)
+    assert [(one.call, one.reason) for one in refused] == [("2.0", "outcome_unknown")]
+    waited_for(lambda: ended(stray))
+
+
+@effects
+async def test_a_program_that_a_blocking_tool_waits_for_goes_on_past_the_limit_and_is_heard_of_late(
+    effect: Any, tmp_path: Path
+) -> None:
+    """H26, O10: a program the tool itself started is the tool's to end."""
+
+    @tool(name="pay", effect=effect, timeout=LIMIT_S)
+    def pay(amount: int) -> str:
+        """Pays by a program."""
+        acts.append("began")
+        program = ["bash", "-c", RECEIPT.format(tmp_path)]
+        done = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+        acts.append("paid 5")
+        return done
+
+    @tool(effect="idempotent", repeatable=True)
+    async def let() -> str:
+        """Lets the program pay."""
+        (tmp_path / "go").touch()
+        until = time.monotonic() + LONG_S
+        while "paid 5" not in acts or not no_thread_is_left():
+            assert time.monotonic() < until
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)  # a thread that has ended is yet to be heard of
+        return "it went on"
+
+    run = await embedded(agent_of(pay, look, let), script(PAY, PAY, calls(("let", {})), PAY, END))
+    assert only(run.envelopes, ev.LateResultObserved) == [ev.LateResultObserved("1.0", 1, "receipt 7\n")]
+    refused = only(run.envelopes, ev.ToolCallRefused)
+    assert [(one.call, one.reason) for one in refused] == [("2.0", "still_going"), ("4.0", "ended_late")]
+    assert acts == ["began", "paid 5"]
+
+
+# Several engines in one process
+
+
+PARKS = {"limits": Limits(max_model_turns=1)}
+"""Parks the run after its first turn."""
+
+
+async def parked_past_its_limit(directory: Path, agent: Any, replies: list[Any]) -> None:
+    """One engine's drive, which leaves its write behind."""
+    async with opened(directory) as engine:
+        assert (await (await started(engine, agent, script(*replies))).wait()).status == "parked"
+        await engine.limit(RUN, max_model_turns=9)
+
+
+async def resumed(directory: Path, agent: Any, replies: list[Any]) -> list[Any]:
+    """The refusals of a run that another engine brings to its end."""
+    async with opened(directory) as engine:
+        assert (await (await engine.resume(RUN, agent, model=script(*replies))).wait()).output == "Done."
+        return only(await engine.journal(RUN), ev.ToolCallRefused)
+
+
+def entries() -> int:
+    """How many runs are known to have left something behind, once what nobody uses is gone."""
+    gc.collect()
+    return len(left_behind._by_run)
+
+
+@both
+@effects
+async def test_what_one_engine_left_behind_holds_another_engine_of_the_process_back(
+    effect: Any, blocking: bool, tmp_path: Path
+) -> None:
+    """H26, O10: the second reaches the store by another path."""
+    agent = agent_of(late(effect, blocking), look, **PARKS)
+    replies = [PAY, calls(("look", {})), PAY, END]
+    store, link = tmp_path / "store", tmp_path / "link"
+    store.mkdir()
+    link.symlink_to(store)
+    await parked_past_its_limit(store, agent, replies)
+    assert [(one.call, one.reason) for one in await resumed(link, agent, replies)] == [("3.0", "still_going")]
+    assert acts == ["began"]
+
+
+@both
+async def test_what_was_left_behind_holds_no_run_of_another_store_back(blocking: bool, tmp_path: Path) -> None:
+    """H26: not even one of the same name."""
+    agent = agent_of(late("write", blocking), **PARKS)
+    for directory in (tmp_path / "one", tmp_path / "two"):
+        directory.mkdir()
+        await parked_past_its_limit(directory, agent, [PAY, END])
+    assert acts == ["began", "began"]
+
+
+def test_a_thread_outlives_its_event_loop_and_holds_the_next_one_back_until_it_ends(tmp_path: Path) -> None:
+    """H26: nobody hears how it ended, so the model is told of no result."""
+    agent = agent_of(late("write", True), look, **PARKS)
+    replies = [PAY, calls(("look", {})), PAY, calls(("look", {})), PAY, END]
+
+    async def second_drive() -> None:
+        async with opened(tmp_path) as engine:
+            await engine.limit(RUN, max_model_turns=3)
+            assert (await (await engine.resume(RUN, agent, model=script(*replies))).wait()).status == "parked"
+            await engine.limit(RUN, max_model_turns=9)
+            refused = only(await engine.journal(RUN), ev.ToolCallRefused)
+            assert [(one.call, one.reason) for one in refused] == [("3.0", "still_going")]
+
+    asyncio.run(parked_past_its_limit(tmp_path, agent, replies))
+    asyncio.run(second_drive())
+    assert acts == ["began"]
+    go_on.set()
+    waited_for(no_thread_is_left)
+    assert [one.call for one in asyncio.run(resumed(tmp_path, agent, replies))] == ["3.0"]
+    waited_for(lambda: acts.count("paid 5") == 2)
+
+
+async def test_a_resume_starts_a_keyed_call_again_under_its_key_while_its_first_attempt_still_runs_in_the_process(
+    tmp_path: Path,
+) -> None:
+    """H26, O2: the call was left open by its drive, and has passed no time limit."""
+    keys: list[str | None] = []
+    left: list[asyncio.Task[Any]] = []
+
+    @tool(name="pay", effect="idempotent")
+    def pay(amount: int, call: CallContext) -> str:
+        """The first attempt hangs, the second is quick."""
+        keys.append(call.idempotency_key)
+        if call.attempt == 1:
+            go_on.wait(LONG_S)
+            acts.append("the first ended")
+        return f"receipt {call.attempt}"
+
+    async def loop(ctx: RunContext, task: str) -> Any:
+        asking = asyncio.ensure_future(ctx.use((await ctx.ask(assemble(ctx.agent, ctx.transcript.view()))).calls))
+        if left:
+            return (await asking)[0].output
+        left.append(asking)
+        await asyncio.to_thread(waited_for, lambda: len(keys) == 1)
+        return "early"
+
+    agent = agent_of(pay, loop=loop)
+    async with opened(tmp_path) as engine:
+        with pytest.raises(LoopStoppedError):
+            await (await started(engine, agent, script(PAY))).wait()
+    async with opened(tmp_path) as engine:
+        assert (await (await engine.resume(RUN, agent, model=script(PAY))).wait()).output == "receipt 2"
+        journal = await engine.journal(RUN)
+        assert acts == []
+        go_on.set()
+        await asyncio.gather(*left, return_exceptions=True)
+        assert await engine.journal(RUN) == journal
+    assert (len(keys), len(set(keys))) == (2, 1)
+
+
+@both
+async def test_nothing_is_kept_of_a_run_that_left_nothing_behind_or_whose_rest_has_ended(
+    blocking: bool, tmp_path: Path
+) -> None:
+    """H26: a process that drives many runs does not grow by them."""
+    pay = late("write", blocking)
+    await nothing_is_left()
+    before = entries()
+    async with opened(tmp_path) as engine:
+        for number in range(3):
+            run = await engine.start(agent_of(look), "the task", run_id=f"clean-{number}", model=script(END))
+            await run.wait()
+        del run
+        assert entries() == before
+        await (await started(engine, agent_of(pay), script(PAY, END))).wait()
+        assert entries() == before + 1
+        go_on.set()
+        await asyncio.to_thread(waited_for, lambda: "paid 5" in acts)
+        await nothing_is_left()
+        assert entries() == before
+
+
 # Ends and cancels
 
 
@@ -340,6 +611,41 @@ async def test_what_ends_after_the_run_parked_changes_nothing_and_what_still_goe
         assert only(await engine.journal(RUN), ev.ToolCallRequested)[-1].call == "5.0"
 
 
+class HeldRelease:
+    """A store that takes its time over giving a lease back."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def release(self, lease: Lease) -> None:
+        self.reached.set()
+        await self.go.wait()
+        await self._store.release(lease)
+
+
+@both
+async def test_what_ends_while_a_parked_drive_gives_its_lease_back_is_dropped(blocking: bool, tmp_path: Path) -> None:
+    """H26: nobody would wait for it to be durable."""
+    store = await open_store(f"sqlite:{tmp_path / 'perdure.db'}", clock=SystemClock(), entropy=SystemEntropy())
+    held: Any = HeldRelease(store)
+    async with Engine(held, SystemClock(), SystemEntropy()) as engine:
+        run = await started(engine, agent_of(late("write", blocking), **PARKS), script(PAY, END))
+        await held.reached.wait()
+        journal = await engine.journal(RUN)
+        go_on.set()
+        await asyncio.to_thread(waited_for, lambda: "paid 5" in acts)
+        await nothing_is_left()
+        await asyncio.sleep(0.1)  # what were recorded would be stored by now
+        held.go.set()
+        assert (await run.wait()).status == "parked"
+        assert await engine.journal(RUN) == journal
+    assert kinds(journal)[-1] == "budget_exceeded"
+
+
 @both
 @pytest.mark.parametrize("passed", [False, True], ids=["in the call", "after its limit"])
 async def test_a_cancel_is_for_good_and_what_ends_later_changes_nothing(
@@ -377,7 +683,7 @@ def complaints() -> list[str]:
 
 async def nothing_is_left() -> None:
     """Returns once the tool's threads have ended and what came of them is forgotten."""
-    waited_for(lambda: not any(thread.name == "perdure-tool-pay" for thread in threading.enumerate()))
+    waited_for(no_thread_is_left)
     for _ in range(5):
         await asyncio.sleep(0)
         gc.collect()

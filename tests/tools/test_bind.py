@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import uuid
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -312,3 +313,69 @@ def test_an_example_fits_the_schema_it_is_made_from(annotation: Any, example: An
     shown = raised.value.diagnostic.splitlines()[-1].removeprefix("Example that fits: ")
     assert pydantic.TypeAdapter(Any).validate_json(shown) == {"x": example}
     offered.bind({"x": example})
+
+
+# The one form of what comes to the same call
+
+
+class Options(pydantic.BaseModel):
+    fast: bool = False
+    depth: float = 3
+
+
+@tool
+def ship(
+    item: str,
+    count: int = 1,
+    weight: float = 2,
+    options: Options | None = None,
+    at: datetime | None = None,
+    mark: str = pydantic.Field(default_factory=lambda: uuid.uuid4().hex),
+) -> str:
+    """Ships."""
+    return item
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"item": "x"}, {"item": "x", "count": 1, "weight": 2, "options": None, "at": None}),
+        ({"item": "x", "weight": 3}, {"item": "x", "weight": 3.0}),
+        ({"item": "x", "options": {}}, {"options": {"fast": False, "depth": 3.0}, "item": "x"}),
+        ({"item": "x", "at": "2026-01-01T00:00:00Z"}, {"item": "x", "at": "2026-01-01T00:00:00+00:00"}),
+    ],
+    ids=["defaults", "numbers", "defaults inside", "instants"],
+)
+def test_arguments_that_come_to_the_same_call_have_one_form(one: Any, other: Any) -> None:
+    """C8, O10."""
+    assert ship.form(one) == ship.form(other)
+    assert ship.form(one) == ship.form(one)  # the mark is drawn anew each time
+
+
+@pytest.mark.parametrize("other", [{"count": 2}, {"weight": 2.5}, {"options": {}}, {"mark": "m"}], ids=str)
+def test_arguments_that_come_to_another_call_have_another_form(other: Any) -> None:
+    """C8."""
+    assert ship.form({"item": "x", **other}) != ship.form({"item": "x"})
+
+
+def test_arguments_that_do_not_fit_are_their_own_form() -> None:
+    """C8: a later release of a tool may take other ones than those on record."""
+    assert ship.form({"items": 3}) == {"items": 3}
+
+
+def test_the_form_of_a_call_runs_no_validator_and_yet_knows_a_default() -> None:
+    """C8, R-012: calls are compared on replay, too."""
+    looked: list[int] = []
+
+    def look(value: int) -> int:
+        looked.append(value)
+        return value
+
+    @tool
+    def send(to: str, copies: Annotated[int, pydantic.AfterValidator(look)] = 1) -> str:
+        """Sends."""
+        return to
+
+    assert send.form({"to": "bob", "copies": 1}) == send.form({"to": "bob"})
+    assert send.form({"to": "bob", "copies": 2}) != send.form({"to": "bob"})
+    assert looked == []

@@ -80,9 +80,13 @@ class Spent:
         """Adds one model call."""
         self.input_tokens = add_known(self.input_tokens, usage.input_tokens)
         self.output_tokens = add_known(self.output_tokens, usage.output_tokens)
-        self.cached_tokens = add_known(self.cached_tokens, usage.cached_tokens)
-        self.reasoning_tokens = add_known(self.reasoning_tokens, usage.reasoning_tokens)
-        self.cost = add_known(self.cost, cost)
+        # Once unknown, a sum stays so.
+        if self.cached_tokens is not None:
+            self.cached_tokens = add_known(self.cached_tokens, usage.cached_tokens)
+        if self.reasoning_tokens is not None:
+            self.reasoning_tokens = add_known(self.reasoning_tokens, usage.reasoning_tokens)
+        if self.cost is not None:
+            self.cost = add_known(self.cost, cost)
         self.estimated |= usage.estimated
 
 

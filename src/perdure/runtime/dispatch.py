@@ -12,7 +12,7 @@ import msgspec
 
 from perdure.calls import CallContext
 from perdure.contracts.agents import ANSWER_TOOL
-from perdure.contracts.contract import JsonValue, content_digest
+from perdure.contracts.contract import JsonObject, JsonValue, content_digest
 from perdure.contracts.messages import (
     Effect,
     Observation,
@@ -73,7 +73,7 @@ class Dispatch:
         cursor, known, answered = self._drive.cursor, [], []
         for id, call in calls:
             answer = cursor.value_of(id)
-            if answer is None or call.fault is not None or call.name not in self._descriptors:
+            if answer is None or call.fault is not None or call.name not in self._drive.bindings.tools:
                 return None
             answered.append((id, call, answer))
         self._accepted(calls)
@@ -81,7 +81,7 @@ class Dispatch:
             effect = self._descriptors[call.name].effect
             cursor.intend(ev.ToolCallRequested(id, call.name, call.arguments, effect, self._key(id, effect)))
             known.append(value_observation(answer, call.name))
-            valued = Valued(call.name, call.arguments, effect, answer.output, answer.artifact)
+            valued = Valued(call.name, call.arguments, effect, answer.output, answer.artifact, self._fingerprint)
             if cursor.live:
                 self._count(valued.settled(), id)
             else:
@@ -161,13 +161,20 @@ class Dispatch:
                 return Refusal("invalid_arguments", error.diagnostic)
         effect = self._descriptors[call.name].effect
         key = self._key(id, effect)
-        print_of = fingerprint(call.name, call.arguments)
+        print_of = self._fingerprint(call.name, call.arguments)
         return Work(
             id, call.name, call.arguments, effect, key, bound, tool.timeout_s, tool.retries, fingerprint=print_of
         )
 
     def _key(self, id: str, effect: Effect) -> str | None:
         return idempotency_key(self._drive.run_id, id) if effect is Effect.IDEMPOTENT else None
+
+    def _fingerprint(self, name: str, arguments: JsonObject) -> str:
+        """The call's; of one that must not be repeated lightly by what its function would be called with."""
+        descriptor = self._descriptors[name]
+        if descriptor.effect is not Effect.READ or descriptor.repeatable is False:
+            arguments = self._drive.bindings.tools[name].form(arguments)
+        return fingerprint(name, arguments)
 
     def _answer_verdict(self, call: ToolCall, batch: int) -> Refusal | None:
         if batch > 1:
@@ -297,10 +304,10 @@ class Dispatch:
         if work.effect is Effect.READ or drive.cursor.dispatch_of(work.call) is not None:
             return None
         print_of = work.fingerprint
-        if print_of in drive.left_behind.values():
+        if drive.left_behind.holds(print_of):
             return Refusal("still_going", texts.STILL_GOING)
         for call, late in drive.state.settled_late():
-            if call.tool is not None and fingerprint(call.tool, call.arguments) == print_of:
+            if call.tool == work.tool and self._fingerprint(call.tool, call.arguments) == print_of:
                 told = texts.ended_late(late.call, call.tool, texts.value_text(late.output))
                 return Refusal("ended_late", told, about=late.call)
         if drive.guards.outcome_unknown(print_of):
@@ -309,7 +316,7 @@ class Dispatch:
 
     def _tell(self, one: Placed, refusal: Refusal) -> Observation:
         if refusal.about is not None:
-            self._drive.guards.told(fingerprint(one.call.name, one.call.arguments))
+            self._drive.guards.told(self._fingerprint(one.call.name, one.call.arguments))
         return self.refuse(one.id, one.call.name, refusal)
 
     def refuse(self, id: str, tool: str, refusal: Refusal) -> Observation:

@@ -19,6 +19,7 @@ from perdure.journal.transcript import Transcript
 from perdure.ports import Clock, Entropy, ModelClient, ModelEvent, Tool
 from perdure.runtime.guards import Guards
 from perdure.runtime.journaling import RunJournal
+from perdure.runtime.left_behind import LeftBehind
 
 ENDED = "ended"
 INTERRUPTED = "interrupted"
@@ -69,9 +70,8 @@ class Drive:
     cancel_requested: ev.CancelRequested | None = None
     unresolved: list[str] = field(default_factory=list)
     """Calls that a cancel cut off and whose effect may have happened."""
-    left_behind: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Attempts past their time limit that still go on in this process, by call and attempt, with the call's
-    fingerprint. An engine hands it on from drive to drive of a run."""
+    left_behind: LeftBehind = field(default_factory=LeftBehind)
+    """Attempts past their time limit that still go on in this process, of this drive or one before."""
     over: bool = False
     """The loop is done: what an attempt left behind comes to from here on is not recorded."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.calls import CallContext, Media, Sleep, Suspend, ToolFailed, Unknown
+from perdure.calls import CallContext, LeftThread, Media, Sleep, Suspend, ToolFailed, Unknown
 from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.messages import Effect
 from perdure.contracts.values import to_json
@@ -20,6 +20,7 @@ from perdure.runtime.drive import Drive
 from perdure.runtime.gates import from_ns, storable_instant, to_ns
 from perdure.runtime.guards import fingerprint
 from perdure.runtime.journaling import until_done
+from perdure.runtime.left_behind import Attempt
 
 GRACE_S = 1.0
 """How long a cancelled function may take to end before it is left behind, in seconds."""
@@ -122,23 +123,22 @@ async def _give_up(task: "asyncio.Task[Result]") -> None:
     await asyncio.wait({task}, timeout=GRACE_S)
 
 
-def _leave_behind(
-    drive: Drive, work: Work, number: int, task: "asyncio.Task[Result]", thread: "asyncio.Future[object] | None"
-) -> None:
+def _leave_behind(drive: Drive, work: Work, number: int, task: "asyncio.Task[Result]", left: LeftThread | None) -> None:
     """An attempt past its time limit: what it comes to is recorded as late, if the drive lasts that long. It goes on in
     its thread, if it has one that a cancel could not stop."""
-    rest: asyncio.Future[Any] = task if thread is None else thread
+    rest: asyncio.Future[Any] = task if left is None else left.result
     if rest.cancelled():
         return
-    place = (work.call, number)
-    drive.left_behind[place] = fingerprint(work.tool, work.arguments)
+    print_of = work.fingerprint or fingerprint(work.tool, work.arguments)
+    one = Attempt(print_of, rest, None if left is None else left.thread)
+    drive.left_behind.add(one)
 
     def ended(_: "asyncio.Future[Any]") -> None:
-        del drive.left_behind[place]
+        drive.left_behind.remove(one)
         if not (rest.cancelled() or drive.over or isinstance(drive.latch, RefusedError)):
             # Called by the event loop, which has no use for the signal of a drive that is stopping.
             with suppress(RefusedError, Parked):
-                result = task.result() if thread is None else _result_of(work, thread)
+                result = task.result() if left is None else _result_of(work, left.result)
                 drive.note(_late(work, number, result))
 
     rest.add_done_callback(ended)

@@ -3,15 +3,16 @@
 Three rules in this order: the third identical write or idempotent call is not dispatched (`repeated_action`); an
 identical call with an identical result n times ends the run (`no_progress`); from the second identical failure in a
 row on, one counted line stands for the text. Counts restart when something changed: another effect settled, a wait or
-timer of 30 s or more ended, a person spoke. So an agent that merely waits is spared.
+timer of 30 s or more ended, a person spoke. So an agent that merely waits is spared. Calls with an effect are identical
+when their functions would be called with the same, in whatever words they were asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from perdure.contracts.contract import JsonObject, JsonValue, canonical, value_digest
+from perdure.contracts.contract import JsonObject, JsonValue, value_digest
 from perdure.contracts.messages import Effect, ToolDescriptor
 
 REPEATED_ACTIONS = 3
@@ -41,20 +42,18 @@ class Valued(msgspec.Struct, frozen=True, gc=False):
     effect: Effect
     output: JsonValue
     artifact: str | None
+    name: Callable[[str, JsonObject], str]
+    """Makes the fingerprint."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the call by its tool and arguments; made when it is asked for."""
+        return self.name(self.tool, self.arguments)
 
     def settled(self) -> Settled:
         """As it is counted."""
-        return Settled(
-            self.tool,
-            fingerprint(self.tool, self.arguments),
-            self.effect,
-            value_result(self.output, self.artifact),
-            None,
-        )
-
-    def same_action(self, other: "Valued") -> bool:
-        """Whether both are one tool with the same arguments."""
-        return self.tool == other.tool and canonical(self.arguments) == canonical(other.arguments)
+        result = value_result(self.output, self.artifact)
+        return Settled(self.tool, self.fingerprint, self.effect, result, None)
 
 
 @dataclass(slots=True)
@@ -158,7 +157,7 @@ def _last_change(calls: Sequence[Valued]) -> int:
         call = calls[place]
         if call.effect is Effect.READ:
             continue
-        if later is not None and not call.same_action(calls[later]):
+        if later is not None and call.fingerprint != calls[later].fingerprint:
             return later
         later = place
     return 0

@@ -82,6 +82,11 @@ class SqliteStore:
             raise
         return store
 
+    @property
+    def identity(self) -> str:
+        """See `Store.identity`."""
+        return f"sqlite:{self.path}"
+
     def _open_for_writing(self) -> apsw.Connection:
         with translated(self.path):
             connection = schema.open_for_writing(self.path, self._lock.directory, create=self._create)

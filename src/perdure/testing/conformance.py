@@ -77,6 +77,11 @@ async def _a_new_run_reads_back_from_every_store(open_store: OpenStore) -> None:
         assert (stored.run_id, stored.key, stored.envelopes, stored.torn) == ("run-1", KEY, tuple(chain.sealed), 0)
 
 
+async def _all_stores_over_the_same_data_have_one_identity(open_store: OpenStore) -> None:
+    one, two = await open_store(), await open_store()
+    assert one.identity == two.identity != ""
+
+
 async def _an_unknown_run_reads_as_nothing_and_cannot_be_acquired(open_store: OpenStore) -> None:
     store = await open_store()
     assert await store.read("nobody") is None
@@ -321,6 +326,7 @@ async def _many_runs_at_once_lose_nothing(open_store: OpenStore) -> None:
 
 CHECKS: Sequence[Check] = (
     _a_new_run_reads_back_from_every_store,
+    _all_stores_over_the_same_data_have_one_identity,
     _an_unknown_run_reads_as_nothing_and_cannot_be_acquired,
     _a_taken_run_id_is_refused_and_the_run_stays_as_it_was,
     _appended_events_read_back_byte_for_byte_from_any_seq,

@@ -34,6 +34,11 @@ class CrashingStore:
         self._last: asyncio.Future[None] | None = None
         self.crashed = False
 
+    @property
+    def identity(self) -> str:
+        """Not the inner store's: what dies with this store stands for another process than the one that goes on."""
+        return f"crashing {id(self)} over {self._inner.identity}"
+
     async def create(self, run_id: str, key: bytes, envelopes: Sequence[Envelope], index: IndexRow) -> Lease:
         """See `Store.create`."""
         self._require_alive()

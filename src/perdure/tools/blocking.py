@@ -8,14 +8,16 @@ import contextvars
 import threading
 from collections.abc import Callable
 
-Leave = Callable[["asyncio.Future[object]"], None]
-"""Takes the future of work that goes on although its caller was cancelled."""
+from perdure.calls import LeftThread
+
+Leave = Callable[[LeftThread], None]
+"""Takes work that goes on although its caller was cancelled."""
 
 
 async def run_blocking(work: Callable[[], object], name: str, leave: Leave) -> object:
     """What `work` returns, run in a thread of its own with the caller's context variables.
 
-    Cancelling the caller leaves the thread to itself: `leave` is handed the future of what it still comes to.
+    Cancelling the caller leaves the thread to itself: `leave` is handed it, with what it still comes to.
 
     Raises:
         RuntimeError: `work` raised something that would end a thread or a process (SystemExit, KeyboardInterrupt).
@@ -44,12 +46,13 @@ async def run_blocking(work: Callable[[], object], name: str, leave: Leave) -> o
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
 
-    threading.Thread(target=run, name=f"perdure-tool-{name}", daemon=True).start()
+    thread = threading.Thread(target=run, name=f"perdure-tool-{name}", daemon=True)
+    thread.start()
     try:
         # Waited for beside the caller: the thread goes on when it is cancelled, and so does what it comes to.
         await asyncio.wait({result})
     except asyncio.CancelledError:
-        leave(result)
+        leave(LeftThread(thread, result))
         raise
     return result.result()
 

@@ -69,6 +69,10 @@ class FunctionTool(Generic[P, R]):
         """Whether checking arguments may run a validator of the user's."""
         return self._parameters.runs_functions
 
+    def form(self, arguments: JsonObject) -> JsonObject:
+        """The one form of all arguments with which the function would be called the same."""
+        return self._parameters.form(arguments)
+
     def bind(self, arguments: JsonObject) -> BoundCall:
         """Checks the arguments; the returned function runs the tool once with them, as often as it is called.
 

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from perdure.calls import CallContext
-from perdure.contracts.contract import JsonObject, JsonValue
+from perdure.contracts.contract import JsonObject, JsonValue, canonical
 from perdure.errors import ToolDefinitionError
 from perdure.ports import InvalidArgumentsError
 from perdure.tools import diagnosis, json_schema
@@ -57,6 +57,22 @@ class Parameters:
         return {
             name: getattr(values, key) for key, name in self._fields.items() if key in sent or name not in self._own
         }
+
+    def form(self, arguments: JsonObject) -> JsonObject:
+        """What all arguments that come to the same values have in common: the values, less those that are defaults.
+        Where checking runs functions, nothing is checked, and a default is known only as the schema shows it."""
+        if self.runs_functions:
+            return {name: value for name, value in arguments.items() if not self._is_default(name, value)}
+        try:
+            values = self._model.model_validate_json(msgspec.json.encode(arguments), strict=True)
+            # A value that was not sent is left out, too: a factory makes another one each time.
+            return values.model_dump(mode="json", exclude_unset=True, exclude_defaults=True, warnings=False)
+        except Exception:  # noqa: BLE001 - they do not fit, or hold a value that no JSON can show
+            return arguments
+
+    def _is_default(self, name: str, value: JsonValue) -> bool:
+        shown = self.schema.get("properties", {}).get(name, {})
+        return "default" in shown and canonical(shown["default"]) == canonical(value)
 
     def _explain(self, tool: str, arguments: JsonObject, error: Exception) -> str:
         lines = problem_lines(self.schema, arguments, error)
