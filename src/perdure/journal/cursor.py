@@ -58,6 +58,8 @@ _IN_ORDER: frozenset[type[ev.Event]] = frozenset(
 )
 _DISPATCH = (ev.ToolCallRequested, ev.ToolCallRefused)
 _FROM_OUTSIDE = (ev.Resumed, ev.Woken)
+_END = "end"
+"""Stands for the call of an event that ends the run."""
 _TOOL_ANSWERS = (ev.ToolCallCompleted, ev.ToolCallFailed)
 _MODEL_ANSWERS = (ev.ModelCallCompleted, ev.ModelCallFailed)
 
@@ -81,7 +83,7 @@ class Cursor:
         for event in recorded:
             home = homes.get(type(event))
             if home is not None:
-                home[_call(event)] = event
+                home[getattr(event, "call", _END)] = event
         self._parts: dict[str, str] = {}
 
     def peek(self) -> ev.Event | None:
@@ -151,8 +153,9 @@ class Cursor:
         """Moves past the next recorded request when it is the one asked for; None when all have been replayed."""
         if self.live:
             return None
-        recorded, call = self._ordered[self._position], _call(asked)
-        if type(recorded) is not type(asked) or _call(recorded) != call:
+        recorded = self._ordered[self._position]
+        call, kind = getattr(asked, "call", _END), type(asked)
+        if type(recorded) is not kind or getattr(recorded, "call", _END) != call:
             raise DivergedError(call, _name(recorded), _name(asked), "request")
         for name in asked.identity:
             held, wanted = getattr(recorded, name), getattr(asked, name)
@@ -181,7 +184,7 @@ class Cursor:
 
 
 def _call(event: ev.Event) -> str:
-    call: str = getattr(event, "call", "end")
+    call: str = getattr(event, "call", _END)
     return call
 
 
