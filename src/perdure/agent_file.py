@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from perdure.agent import Agent, nearest
+from perdure.agent import Agent
 from perdure.contracts.agents import Settings
 from perdure.contracts.contract import Contract, JsonObject
 from perdure.contracts.limits import Limits, Price
-from perdure.errors import ConfigurationError, PerdureError
+from perdure.errors import ConfigurationError
+from perdure.models.named import import_named, nearest
 
 
 class AgentFile(Contract, frozen=True):
@@ -237,22 +238,7 @@ def _imported(ref: str, folder: Path, where: str) -> Any:
             f"{ref!r:.80} is no module:attribute", where=where, next='write "job_tools:job_status"'
         )
     _refuse_other_module(name, folder, where)
-    try:
-        found: Any = importlib.import_module(name)
-    except PerdureError:
-        raise  # a tool of the module cannot be defined: the error says which
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # a module's own end must not end this process unsaid
-        raise ConfigurationError(
-            f"importing {name} failed: {type(error).__name__}: {error!s:.300}",
-            where=where,
-            next=f"check the module; imports start at {folder}",
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            hint = nearest(part, [known for known in dir(found) if not known.startswith("_")])
-            raise ConfigurationError(f"{name} has no {attribute!r:.80}", where=where, next=hint or "check the name")
-        found = getattr(found, part)
-    return found
+    return import_named(name, attribute, folder=folder, where=where)
 
 
 def _refuse_other_module(name: str, folder: Path, where: str) -> None:

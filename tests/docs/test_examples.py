@@ -54,6 +54,33 @@ def test_the_readmes_python_prints_the_answer(elsewhere: Elsewhere, tmp_path: Pa
     assert told.stdout == "completed - Seven more apples are coming.\n", told.stderr
 
 
+KILLED = """
+python keep_shop.py &
+while kill -0 $! && [ -z "$(find . -name 'order-*')" ]; do sleep 0.1; done
+kill -9 $!
+perdure show monday --store sqlite:shop.db
+"""
+
+
+def test_the_readmes_python_run_is_killed_and_resumed_as_it_says(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """R-019: by the README's own command, and by its own line of Python."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    commands = re.findall(r"`(perdure resume [^`]+)`", page)
+    lines = re.findall(r"`(run = await engine.resume\([^`]+)`", page)
+    assert commands
+    again = blocks("README.md", "python")[1]
+    start = next(line for line in again.splitlines() if "engine.start" in line)
+    for resume in (*commands, "python again.py"):
+        folder = tmp_path / str(len(resume))
+        folder.mkdir()
+        written("README.md", folder)
+        (folder / "again.py").write_text(again.replace(start.strip(), lines[0]), "utf-8")
+        told = elsewhere(KILLED + resume, folder)
+        assert "perdure resume monday --agent FILE_OR_MODULE:ATTRIBUTE" in told.stdout
+        assert told.stdout.splitlines()[-1].endswith("Seven more apples are coming."), (told.stdout, told.stderr)
+        assert len(list(folder.glob("order-*"))) == 1
+
+
 def test_the_tutorials_agent_is_killed_settled_and_ends_with_one_line(elsewhere: Elsewhere, tmp_path: Path) -> None:
     """S-064, S-065, H02: the tutorial's commands as they stand, in one shell."""
     written("docs/tutorial.md", tmp_path)

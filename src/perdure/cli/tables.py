@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from perdure.cli.output import counted, escaped, escaped_lines, json_text
-from perdure.cli.reports import waits_for
+from perdure.cli.reports import resuming, settling, waits_for
 from perdure.contracts.contract import JsonObject
 
 _STYLES = {"completed": "green", "failed": "red", "parked": "yellow", "running": "cyan"}
@@ -75,7 +75,7 @@ def _head(record: JsonObject) -> str:
         ("events", f"{record['events']} in {counted(record['drives'], 'drive')}"),
         ("lease", f"epoch {lease['epoch']}, {'held' if lease['held'] else 'free'}"),
         ("used", _usage(record["usage"])),
-        ("next", f"perdure resume {record['run_id']}" if record["status"] == "idle" else ""),
+        ("next", resuming(record["run_id"], agent["ref"]) if record["status"] == "idle" else ""),
     ]
     return _pairs([(name, value) for name, value in rows if value])
 
@@ -98,7 +98,7 @@ def _park(record: JsonObject) -> str:
     rows = [
         ("parked", f"{park['kind']} since {_second(park['since'])}"),
         ("waits for", waits_for(park["kind"], park["call"], park["detail"])),
-        ("next", park["next"]),
+        ("next", settling(record["run_id"], record["agent"]["ref"], park["next"])),
     ]
     return _pairs(rows)
 
