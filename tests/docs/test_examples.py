@@ -139,13 +139,15 @@ def test_every_page_the_docs_link_to_is_there() -> None:
             assert "://" in target or (page.parent / target).exists(), (page.name, target)
 
 
-def test_the_how_tos_unsafe_tool_is_named(elsewhere: Elsewhere, tmp_path: Path) -> None:
-    """O17: the page's files, its command, and the lines it shows."""
+def test_the_how_tos_unsafe_tool_is_named_in_the_very_words_it_shows(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """O17: the page's files, its command, and all that it prints but for the numbers, which depend on the machine."""
     page = "docs/how-to/crash-test.md"
     written(page, tmp_path)
     command, *shown = blocks(page, "console")[0].splitlines()
     told = elsewhere(command.removeprefix("$ "), tmp_path)
     assert told.returncode == 1, told.stderr
-    for line in shown[3:]:
-        assert line in told.stdout.splitlines()
-    assert shown[1].split() in [line.split() for line in told.stdout.splitlines()]
+    assert without_numbers(told.stderr.splitlines() + told.stdout.splitlines()) == without_numbers(shown)
+
+
+def without_numbers(lines: list[str]) -> list[str]:
+    return [re.sub(r"\d+(\.\d+)? *", "# ", line) for line in lines]

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 CLEAN, UNSAFE = 0, 1
 _SHORTEST_S = 0.1
 """A drive is a process: in less, none gets anywhere."""
+_SAID_EVERY_S = 5.0
+"""Shortest time between two lines of progress."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def crash_test(options: Options, *, as_json: bool) -> int:
     subject, turns, base = _recorded(options) if not _names_agent(options.subject) else _declared(options)
     try:
         with unwinding():
-            report = _tested(options, subject, turns, base)
+            report = _tested(options, subject, turns, base, None if as_json and not output.watched() else _Progress())
     except Interrupted as interrupted:
         return interrupted.exit_code
     except OSError as error:
@@ -88,7 +91,11 @@ def _unusable(error: OSError) -> PerdureError:
 
 
 def _tested(
-    options: Options, subject: "Subject", turns: "tuple[AssistantTurn, ...] | None", base: Path
+    options: Options,
+    subject: "Subject",
+    turns: "tuple[AssistantTurn, ...] | None",
+    base: Path,
+    progress: "_Progress | None",
 ) -> "CrashReport":
     from perdure.testing.killing.crash_test import CrashTest
 
@@ -96,7 +103,7 @@ def _tested(
     try:
         world, working = _world(options, folder, base)
         test = CrashTest(subject, world, folder / "cuts", working, turns, options.timeout_s)
-        report = test.run(_progress if output.watched() else None)
+        report = test.run(progress)
         (folder / "report.json").write_text(output.json_text(_record(report)) + "\n", "utf-8")
         return report
     finally:
@@ -181,9 +188,23 @@ def _world(options: Options, folder: Path, base: Path) -> "tuple[CrashWorld, Pat
     return world, None
 
 
-def _progress(done: int, of: int) -> None:
-    if done == of or done % 10 == 0:
-        output.note(f"{done} of {output.counted(of, 'cut')}")
+class _Progress:
+    """Says on standard error what is to come, and then every few seconds how far it is."""
+
+    def __init__(self) -> None:
+        self._said_at = 0.0
+
+    def __call__(self, done: int, of: int, run_s: float) -> None:
+        """As `Progress` of a crash test."""
+        now = time.monotonic()
+        if not done:
+            cuts = output.counted(of, "cut")
+            output.note(f"{cuts}, after a run of {run_s:.1f} s: this takes about {of * run_s:.0f} s or more")
+        elif now - self._said_at < _SAID_EVERY_S or done == of:
+            return
+        else:
+            output.note(f"{done} of {output.counted(of, 'cut')}")
+        self._said_at = now
 
 
 def _record(report: "CrashReport") -> Any:

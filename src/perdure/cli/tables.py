@@ -53,11 +53,15 @@ def crash_test(report: JsonObject) -> str:
     if report["left_behind"]:
         by = f" by {', '.join(report['left_by'])}" if report["left_by"] else ""
         lines.append(escaped(f"processes left behind{by}, and ended: {report['left_behind']}"))
+    lines += [escaped(f"{tool}: no call of it succeeded undisturbed: {why}") for tool, why in report["failed"].items()]
     run = ", ".join(counted(report[f"{thing}s"], thing) for thing in ("event", "turn", "effect"))
-    verdict = "clean" if report["ok"] else "NOT SAFE"
+    verdict = "NOT SAFE" if not report["ok"] else "clean" if report["seen"] else "clean as far as could be seen"
     lines.append(f"{counted(report['cuts'], 'cut')} of a run of {run}, in {report['seconds']:.0f} s: {verdict}")
     if not report["effects"]:
-        lines.append("no effect was seen: if the tools change something, say what with --world")
+        lines.append(
+            "no effect was seen: if the tools change something, say what with --world; "
+            "if they need files to work on, give them with --files"
+        )
     return "\n".join(lines)
 
 
