@@ -141,6 +141,11 @@ def _parsed(path: Path) -> AgentFile:
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, tables nested without end
         raise ConfigurationError(f"it cannot be read: {error}", where=str(path), next="write it smaller") from error
     _refuse_unknown_keys(table, path)
+    if isinstance(table.get("tools"), str):
+        one = table["tools"]
+        raise ConfigurationError(
+            "tools is a text, and must be a list of texts", where=str(path), next=f'write tools = ["{one:.80}"]'
+        )
     try:
         return msgspec.convert(table, AgentFile, strict=True)
     except msgspec.ValidationError as error:
@@ -235,10 +240,19 @@ def _imported(ref: str, folder: Path, where: str) -> Any:
     name, _, attribute = ref.partition(":")
     if not name or not attribute or name.startswith("."):
         raise ConfigurationError(
-            f"{ref!r:.80} is no module:attribute", where=where, next='write "job_tools:job_status"'
+            f"{ref!r:.80} is no module:attribute", where=where, next=f'write "{_rewritten(ref):.80}"'
         )
     _refuse_other_module(name, folder, where)
     return import_named(name, attribute, folder=folder, where=where)
+
+
+def _rewritten(ref: str) -> str:
+    """The reference as it may have been meant, in the user's own words."""
+    name, colon, attribute = ref.lstrip(".").partition(":")
+    name = name.removesuffix(".py")
+    if not colon and "." in name:
+        name, _, attribute = name.rpartition(".")
+    return f"{name or 'MODULE'}:{attribute or 'NAME'}"
 
 
 def _refuse_other_module(name: str, folder: Path, where: str) -> None:

@@ -743,7 +743,7 @@ def test_a_folder_that_is_not_empty_is_not_used(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("safe.toml",), "no input is given"),
+        (("safe.toml",), "perdure crash-test: no input is given"),
         (("r1", "--input", "go"), "a task is given for a recorded run"),
         (("safe.toml", "--input", "go", "--timeout", "0"), "the time limit is 0 s"),
         (("safe.toml", "--input", "go", "--files", "nowhere"), "it is no directory"),

@@ -45,6 +45,10 @@ def test_the_readmes_agent_is_killed_and_resumed_with_one_order(elsewhere: Elsew
     assert "attempt_started" in told.stdout
     assert "proven: 1 run" in told.stdout
     assert len(list(tmp_path.glob("order-*"))) == 1
+    shows_keys = re.findall(r"`(perdure history apples [^`]+)`", (ROOT / "README.md").read_text("utf-8"))
+    recorded = elsewhere(shows_keys[0], tmp_path).stdout
+    (key,) = re.findall(r'"key":"(\w+)"', recorded)
+    assert (tmp_path / f"order-{key}").exists()
 
 
 def test_the_readmes_python_prints_the_answer(elsewhere: Elsewhere, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def task_of(subject: str, text: str | None, as_json: str | None) -> JsonValue:
         UsageError: an agent without a task, or a run with one.
     """
     if _names_agent(subject):
-        return task_input(text, as_json)
+        return task_input(text, as_json, "perdure crash-test")
     if text is not None or as_json is not None:
         raise UsageError(
             "a task is given for a recorded run", where=f"run {subject}", next="leave it out, or name an agent"

@@ -89,9 +89,13 @@ def nothing_due(*, as_json: bool) -> None:
         output.say("no run is due")
 
 
-def settled(run_id: str, said: str) -> None:
-    """A settling verb has recorded something."""
+def settled(shown: JsonObject, said: str) -> None:
+    """A settling verb has recorded something of the run that is shown; one that has not ended needs another command."""
+    run_id, ref, park = shown["run_id"], shown["agent"]["ref"], shown["park"]
     output.say(f"run {output.escaped(run_id)}: {output.escaped(said)}")
+    if shown["terminal_reason"] is None:
+        going_on = resuming(run_id, ref) if park is None else settling(run_id, ref, park["next"])
+        output.say(f"  next: {output.escaped(going_on)}")
 
 
 def verification(report: "VerifyReport", *, as_json: bool) -> None:

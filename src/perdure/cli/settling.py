@@ -38,15 +38,15 @@ class Settling:
                 # What is recorded cannot be taken back, so a resume that would be refused is found first.
                 await self._must_be_resumable(engine)
             await settle(engine)
-            shown = await engine.show(self.run_id) if self.as_json and not self.resume else None
-        if self.resume:
+            shown = None if self.resume else await engine.show(self.run_id)
+        if shown is None:
             return await driving.resume_run(
                 self.store, self.run_id, ref=None, model=None, as_json=self.as_json, verbose=self.verbose
             )
-        if shown is not None:
+        if self.as_json:
             output.say_json(shown)
         else:
-            reports.settled(self.run_id, said)
+            reports.settled(shown, said)
         return 0
 
     async def _must_be_resumable(self, engine: "Engine") -> None:
