@@ -70,6 +70,13 @@ def test_a_module_that_starts_its_run_when_it_is_imported_is_told_where_that_bel
     assert len(refused.err.splitlines()) == 2
 
 
+def test_a_crash_test_of_such_a_module_starts_no_run_either(shell: Shell) -> None:
+    shell.write("keeper.py", KEEPER + "\n\nasyncio.run(main())\n")
+    refused = shell("crash-test", "keeper:agent", "--input", "x", check=2)
+    assert "put the call under" in refused.err
+    assert not (shell.folder / "perdure.db").exists()
+
+
 def test_a_run_whose_model_was_an_object_goes_on_with_the_client_its_agent_file_names(shell: Shell) -> None:
     started_in_python(shell)
     shell("answer", "R", "1.0", YES, check=0)

@@ -16,6 +16,7 @@ from perdure.contracts.contract import JsonValue
 from perdure.errors import ConfigurationError, PerdureError, UsageError
 
 if TYPE_CHECKING:
+    from perdure.agent import Agent
     from perdure.contracts.messages import AssistantTurn
     from perdure.testing.killing.crash_test import CrashReport
     from perdure.testing.killing.cut_drive import Subject
@@ -120,8 +121,13 @@ def _declared(options: Options) -> "tuple[Subject, None, Path]":
     from perdure.binding import bind
     from perdure.testing.killing.cut_drive import Subject
 
-    agent = load_agent(options.subject)
-    asyncio.run(bind(options.model or agent.model, agent).discard())  # one that cannot be had is told before anything
+    # In a loop, as everywhere: a module that starts a run when it is imported is refused.
+    async def load() -> "Agent":
+        agent = load_agent(options.subject)
+        await bind(options.model or agent.model, agent).discard()  # one that cannot be had is told before anything
+        return agent
+
+    agent = asyncio.run(load())
     base = Path(options.subject).parent if options.subject.endswith(".toml") else Path.cwd()
     return Subject(agent, options.task, options.model, {}), None, base
 
@@ -135,10 +141,10 @@ def _recorded(options: Options) -> "tuple[Subject, tuple[AssistantTurn, ...], Pa
 
     async def read() -> Any:
         async with Engine.open(options.store, create=False, read_only=True) as engine:
-            return await engine.state(options.subject), await engine.journal(options.subject)
+            state, envelopes = await engine.state(options.subject), await engine.journal(options.subject)
+        return state, envelopes, recorded_agent(state) if options.agent is None else load_agent(options.agent)
 
-    state, envelopes = asyncio.run(read())
-    agent = recorded_agent(state) if options.agent is None else load_agent(options.agent)
+    state, envelopes, agent = asyncio.run(read())
     must_be_unchanged(state, agent)
     answers: Mapping[str, JsonValue] = answers_of(envelopes)
     ref = agent.ref or ""
