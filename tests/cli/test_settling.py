@@ -45,19 +45,6 @@ def test_with_resume_a_settling_verb_drives_on_and_exits_by_the_outcome(shell: S
     assert [line["status"] for line in result.lines] == ["completed"]
 
 
-def test_a_settling_verb_that_drives_nothing_says_which_command_goes_on(shell: Shell) -> None:
-    suspended(shell)
-    # A new limit is no answer: the run still waits for that.
-    waits = "run R: recorded: max_model_turns=+5\n  next: perdure answer R 1.0 JSON --resume\n"
-    assert shell("limit", "R", "max_model_turns=+5", check=0).out == waits
-    said = "run R: the answer at 1.0 is recorded\n  next: perdure resume R\n"
-    assert shell("answer", "R", "1.0", YES, check=0).out == said
-    assert shell("cancel", "R", check=0).out == "run R: cancelled\n"
-    shell.killed_in_a_booking("B")
-    said = "run B: what became of 1.0 is recorded\n  next: perdure resume B\n"
-    assert shell("resolve", "B", "1.0", "--happened", '"booked one"', check=0).out == said
-
-
 BAD_ANSWERS = {
     '{"yes": tru}': ("usage", "line 1, column 9"),
     '{"yes": NaN}': ("usage", "NaN"),
@@ -135,6 +122,19 @@ def test_where_nothing_is_in_doubt_resolve_is_refused(shell: Shell) -> None:
     before = suspended(shell)
     assert shell("resolve", "R", "1.0", "--did-not-happen", "--json", check=2).error["code"] == "invalid_answer"
     assert shell.history("R") == before
+
+
+def test_a_settling_verb_that_drives_nothing_says_which_command_goes_on(shell: Shell) -> None:
+    suspended(shell)
+    # A new limit is no answer: the run still waits for that.
+    waits = "run R: recorded: max_model_turns=+5\n  next: perdure answer R 1.0 JSON --resume\n"
+    assert shell("limit", "R", "max_model_turns=+5", check=0).out == waits
+    said = "run R: the answer at 1.0 is recorded\n  next: perdure resume R\n"
+    assert shell("answer", "R", "1.0", YES, check=0).out == said
+    assert shell("cancel", "R", check=0).out == "run R: cancelled\n"
+    shell.killed_in_a_booking("B")
+    said = "run B: what became of 1.0 is recorded\n  next: perdure resume B\n"
+    assert shell("resolve", "B", "1.0", "--happened", '"booked one"', check=0).out == said
 
 
 def test_a_spent_limit_parks_until_it_is_raised(shell: Shell) -> None:
