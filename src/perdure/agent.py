@@ -3,7 +3,6 @@
 Owns the rules of a declaration. Resolves no model, opens nothing, runs nothing.
 """
 
-import difflib
 import inspect
 import math
 import re
@@ -20,6 +19,7 @@ from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.limits import LARGEST, Limits, Policy, Price, limit_problems
 from perdure.contracts.messages import Effect, ToolDescriptor
 from perdure.errors import AnswerToolNameTakenError, ConfigurationError, ToolDefinitionError
+from perdure.models.named import nearest
 from perdure.ports import ModelClient, Tool
 from perdure.prompting.texts import ANSWER_DESCRIPTION
 from perdure.tools.output import AnswerCheck
@@ -164,12 +164,6 @@ def label_problems(labels: object) -> list[str]:
         elif _size(value) > MAX_LABEL_VALUE_BYTES:
             problems.append(f"label {key} is {_size(value)} bytes long; it must be at most {MAX_LABEL_VALUE_BYTES}")
     return problems
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """The known word most like the given one, as a question; empty when none is like it."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def _size(text: str) -> int:

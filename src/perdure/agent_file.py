@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from perdure.agent import Agent, nearest
+from perdure.agent import Agent
 from perdure.contracts.agents import Settings
 from perdure.contracts.contract import Contract, JsonObject
 from perdure.contracts.limits import Limits, Price
-from perdure.errors import ConfigurationError, PerdureError
+from perdure.errors import ConfigurationError
+from perdure.models.named import import_named, nearest
 
 
 class AgentFile(Contract, frozen=True):
@@ -140,6 +141,11 @@ def _parsed(path: Path) -> AgentFile:
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, tables nested without end
         raise ConfigurationError(f"it cannot be read: {error}", where=str(path), next="write it smaller") from error
     _refuse_unknown_keys(table, path)
+    if isinstance(table.get("tools"), str):
+        one = table["tools"]
+        raise ConfigurationError(
+            "tools is a text, and must be a list of texts", where=str(path), next=f'write tools = ["{one:.80}"]'
+        )
     try:
         return msgspec.convert(table, AgentFile, strict=True)
     except msgspec.ValidationError as error:
@@ -234,25 +240,19 @@ def _imported(ref: str, folder: Path, where: str) -> Any:
     name, _, attribute = ref.partition(":")
     if not name or not attribute or name.startswith("."):
         raise ConfigurationError(
-            f"{ref!r:.80} is no module:attribute", where=where, next='write "job_tools:job_status"'
+            f"{ref!r:.80} is no module:attribute", where=where, next=f'write "{_rewritten(ref):.80}"'
         )
     _refuse_other_module(name, folder, where)
-    try:
-        found: Any = importlib.import_module(name)
-    except PerdureError:
-        raise  # a tool of the module cannot be defined: the error says which
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # a module's own end must not end this process unsaid
-        raise ConfigurationError(
-            f"importing {name} failed: {type(error).__name__}: {error!s:.300}",
-            where=where,
-            next=f"check the module; imports start at {folder}",
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            hint = nearest(part, [known for known in dir(found) if not known.startswith("_")])
-            raise ConfigurationError(f"{name} has no {attribute!r:.80}", where=where, next=hint or "check the name")
-        found = getattr(found, part)
-    return found
+    return import_named(name, attribute, folder=folder, where=where)
+
+
+def _rewritten(ref: str) -> str:
+    """The reference as it may have been meant, in the user's own words."""
+    name, colon, attribute = ref.lstrip(".").partition(":")
+    name = name.removesuffix(".py")
+    if not colon and "." in name:
+        name, _, attribute = name.rpartition(".")
+    return f"{name or 'MODULE'}:{attribute or 'NAME'}"
 
 
 def _refuse_other_module(name: str, folder: Path, where: str) -> None:

@@ -1,6 +1,7 @@
 """What a run is bound to when it starts or comes back: its agent, checked against what is recorded, and the model to
 ask."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from perdure.agent import Agent, label_problems
@@ -16,6 +17,8 @@ from perdure.run_ids import can_name_a_run
 
 KEY_BYTES = 32
 """Length of a run's random key for keyed digests."""
+AGENT_OPTION = "--agent FILE_OR_MODULE:ATTRIBUTE"
+"""What a run without a reference needs on the command line."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,37 @@ def bind(model: str | ModelClient | None, agent: Agent) -> Binding:
     return Binding(model, model.target, own=False)
 
 
-def rebind(state: RunState, agent: Agent, model: str | ModelClient | None) -> Binding:
-    """The model to ask from here on: the one named now, else the agent's own client, else the one bound last."""
-    if model is None:
-        model = agent.model if agent.model is not None and not isinstance(agent.model, str) else state.model
-    return bind(model, agent)
+async def rebind(state: RunState, agent: Agent, model: str | ModelClient | None) -> Binding:
+    """The model to ask from here on: the one named now, else the agent's own client, else the one bound last.
+
+    Raises:
+        ConfigurationError: nothing is there by the name that is recorded.
+    """
+    if model is not None:
+        return bind(model, agent)
+    if agent.model is not None and not isinstance(agent.model, str):
+        return bind(agent.model, agent)
+    own = await _own_client(state, agent)
+    if own is not None:
+        return own
+    try:
+        return bind(state.model, agent)
+    except ConfigurationError as error:
+        hint = "if it was a client made in code, name the model anew: `perdure resume ... --model MODULE:ATTRIBUTE`"
+        raise type(error)(error.found, where=error.where, next=f"{error.next}; {hint} (in Python: model=)") from error
+
+
+async def _own_client(state: RunState, agent: Agent) -> Binding | None:
+    """The client the agent names, if it is the one the run was bound to last. What a run records of a client that was
+    given as an object is its target, and that need not lead to it."""
+    if agent.model is None or agent.model == state.model:
+        return None
+    with suppress(ConfigurationError):
+        named = bind(agent.model, agent)
+        if named.client.target == state.model:
+            return named
+        await named.discard()
+    return None
 
 
 def rebound(state: RunState, binding: Binding) -> tuple[ev.ModelBound, ...]:
@@ -80,7 +109,9 @@ def recorded_agent(state: RunState) -> Agent:
     ref = state.started.agent_ref
     if ref is None:
         raise ConfigurationError(
-            "the run does not say where its agent is", where=f"run {state.run_id}", next="name the agent"
+            "the run does not say where its agent is",
+            where=f"run {state.run_id}",
+            next=f"perdure resume {state.run_id} {AGENT_OPTION}; in Python: engine.resume(run_id, agent)",
         )
     try:
         return load_agent(ref)

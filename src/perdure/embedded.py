@@ -64,7 +64,7 @@ async def run_embedded(
         digest = check_chain(id, sink.envelopes)
         state, events = fold(id, sink.envelopes)
         must_be_unchanged(state, agent)
-        binding = rebind(state, agent, model)
+        binding = await rebind(state, agent, model)
         journal = RunJournal(state, digest, sink, clock, entropy)
     cause: Literal["start", "resume"] = "start" if recorded is None else "resume"
     journal.begin_drive(ev.DriveStarted(state.drives + 1, VERSION, cause), *rebound(state, binding))

@@ -173,7 +173,7 @@ class Engine:
         proven = await prove(self, run_id)
         if proven.state.end is not None:
             return Run(self, run_id, None)
-        agent, binding = _fitting(proven.state, agent, model)
+        agent, binding = await _fitting(proven.state, agent, model)
         try:
             lease, proven = await self._take(proven)
         except BaseException:
@@ -193,7 +193,7 @@ class Engine:
         """Raises what `resume` would be refused with for the agent or model the run names. Records nothing."""
         state = await self.state(run_id)
         if state.end is None:
-            _, binding = _fitting(state, None, None)
+            _, binding = await _fitting(state, None, None)
             await binding.discard()
 
     async def _take(self, proven: Proven) -> tuple[Lease, Proven]:
@@ -447,11 +447,11 @@ class Engine:
         }
 
 
-def _fitting(state: RunState, agent: Agent | None, model: str | ModelClient | None) -> tuple[Agent, Binding]:
+async def _fitting(state: RunState, agent: Agent | None, model: str | ModelClient | None) -> tuple[Agent, Binding]:
     """The agent to go on with, proven to be the one the run started with, and the model it asks."""
     agent = recorded_agent(state) if agent is None else agent
     must_be_unchanged(state, agent)
-    return agent, rebind(state, agent, model)
+    return agent, await rebind(state, agent, model)
 
 
 def _no_such_run(run_id: str) -> UnknownError:

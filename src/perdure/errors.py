@@ -127,7 +127,8 @@ class DefinitionChangedError(RefusedError):
         super().__init__(
             f"the agent's definition changed since the run started (differs in: {', '.join(parts)}{details})",
             where=f"run {run_id}",
-            next="resume it with the agent as it was",
+            next="resume it with the agent as it was, or give it up with "
+            f"`perdure abandon {run_id}` and start a new run",
         )
 
 

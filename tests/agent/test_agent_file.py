@@ -180,7 +180,12 @@ BAD_FILES: dict[str, tuple[str, str, str]] = {
     "two instructions": ('name = "a"\ninstructions = "x"\ninstructions_file = "prompt.md"', "both given", "keep one"),
     "no instructions file": ('name = "a"\ninstructions_file = "no.md"', "there is no file", "check the path"),
     "a folder of instructions": ('name = "a"\ninstructions_file = "."', "cannot be read", "check the path"),
-    "a tool without attribute": ('name = "a"\ntools = ["job_tools"]', "no module:attribute", "job_tools:job_status"),
+    "a tool without attribute": ('name = "a"\ntools = ["job_tools"]', "no module:attribute", 'write "job_tools:NAME"'),
+    "a tool with a dot": ('name = "a"\ntools = ["my.tools.act"]', "no module:attribute", 'write "my.tools:act"'),
+    "a tool in a .py": ('name = "a"\ntools = ["job_tools.py"]', "no module:attribute", 'write "job_tools:NAME"'),
+    "a tool of no module": ('name = "a"\ntools = [":act"]', "no module:attribute", 'write "MODULE:act"'),
+    "a tool of a module beside": ('name = "a"\ntools = [".job_tools:act"]', "no module:attr", 'write "job_tools:act"'),
+    "one tool for a list": ('name = "a"\ntools = "job_tools:act"', "tools is a text", 'tools = ["job_tools:act"]'),
     "a tool that is not there": (
         'name = "a"\ntools = ["job_tools:job_statu"]',
         "job_tools has no 'job_statu'",

@@ -19,6 +19,11 @@ BAD_AGENTS = {
     GOOD + "[limits]\nmax_model_turns = 0\n": ("configuration", "max_model_turns"),
     GOOD.replace(":add", ":untyped"): ("tool_definition", "untyped"),
     GOOD.replace(":add", ":nothing"): ("configuration", "nothing"),
+    GOOD.replace('adding"\ntools', 'addin"\ntools'): (
+        "configuration",
+        "my_models has no 'addin'; did you mean 'adding'",
+    ),
+    GOOD.replace('["my_tools:add"]', '"my_tools:add"'): ("configuration", 'write tools = ["my_tools:add"]'),
     GOOD.replace("my_tools", "no_tools"): ("configuration", "no_tools"),
     GOOD + 'output = "builtins:set"\n': ("configuration", "output"),
     GOOD + "batch = = 1\n": ("configuration", "line 4, column 9"),
@@ -274,6 +279,21 @@ def test_a_changed_definition_names_the_tools_that_differ(shell: Shell) -> None:
     shell.write("asking.toml", agent)
     shell.write("my_tools.py", tools.replace('"""Asks a person."""', '"""Asks somebody else."""'))
     assert "tools: ask changed in description" in shell("resume", "R", check=4).err
+
+
+def test_a_changed_definition_names_the_two_ways_out(shell: Shell) -> None:
+    """R-019."""
+    shell("run", "asking.toml", "--input", "x", "--run-id", "R", check=3)
+    shell.write("asking.toml", 'instructions = "other"' + (shell.folder / "asking.toml").read_text())
+    refused = shell("resume", "R", check=4).err
+    assert "next: resume it with the agent as it was, or give it up with `perdure abandon R` and start a new" in refused
+
+
+def test_every_verb_is_summed_up_on_one_whole_line_of_the_help(shell: Shell) -> None:
+    """In a window of 80 columns, which is what a pipe gets too."""
+    verbs = shell("--help", check=0).out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(verbs) == 17
+    assert [line for line in verbs if not line.endswith(".") or line.endswith("...") or not line[2].isalpha()] == []
 
 
 def test_an_abandoned_run_lists_no_open_doubt(shell: Shell) -> None:

@@ -186,6 +186,27 @@ NAMES = ("look", "sneak", "honour", "forget", "write", "halve", "keep", "save", 
 NAMES = (*NAMES, "lingers", "moves", "razes", "odd")
 
 
+FAILING = """
+
+@tool(effect="write")
+def find(line: str) -> str:
+    \"\"\"Needs a file that is not there.\"\"\"
+    return open("absent.txt").read()
+
+
+@tool(effect="idempotent")
+def outside(line: str) -> str:
+    \"\"\"Changes something that is no file here.\"\"\"
+    return "done"
+
+
+finding = model("honour", "find")
+misnaming = model("honour", "misnamed")
+unseen = model("outside", "look")
+looking = model("look")
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "shop.py").write_text(TOOLS, "utf-8")
@@ -553,7 +574,8 @@ def test_a_full_disk_is_named(folder: Path, room: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"error: \S+: the disk is full\n  next: make room there, or [^\n]*\n", done.stderr)
+    found = r"(\d+ cuts, [^\n]*\n)?error: \S+: the disk is full\n  next: make room there, or [^\n]*\n"
+    assert re.fullmatch(found, done.stderr)
 
 
 WORLDS = """
@@ -721,7 +743,7 @@ def test_a_folder_that_is_not_empty_is_not_used(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("safe.toml",), "no input is given"),
+        (("safe.toml",), "perdure crash-test: no input is given"),
         (("r1", "--input", "go"), "a task is given for a recorded run"),
         (("safe.toml", "--input", "go", "--timeout", "0"), "the time limit is 0 s"),
         (("safe.toml", "--input", "go", "--files", "nowhere"), "it is no directory"),
@@ -733,6 +755,57 @@ def test_bad_options_of_a_crash_test_are_refused_in_words(folder: Path, argument
     done = perdure(folder, "crash-test", *arguments)
     assert done.returncode == 2, done.stdout
     assert says in done.stderr
+
+
+def failing(folder: Path) -> None:
+    tools = folder / "shop.py"
+    tools.write_text(tools.read_text("utf-8") + FAILING, "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("model", "tools", "seen", "verdict"),
+    [
+        ("unseen", ("outside", "look"), False, "clean as far as could be seen"),
+        ("looking", ("look",), True, "clean"),
+        ("safe", ("look", "honour"), True, "clean"),
+    ],
+)
+def test_an_agent_that_acts_and_changes_nothing_that_is_seen_is_not_called_clean(
+    folder: Path, model: str, tools: tuple[str, ...], seen: bool, verdict: str
+) -> None:
+    failing(folder)
+    code, report = crash_test(folder, agent(folder, model, *tools), "--input", "go")
+    assert (code, report["ok"], report["seen"], report["failed"]) == (0, True, seen, {})
+    said = perdure(folder, "crash-test", f"{model}.toml", "--input", "go").stdout
+    assert re.search(rf" s: {verdict}$", said, re.MULTILINE), said
+    if not seen:
+        assert re.search(r"no effect was seen: .* --world.* --files", said)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "why"),
+    [("finding", "find", "No such file or directory: 'absent.txt'"), ("misnaming", "misnamed", "misnamed")],
+)
+def test_a_tool_of_which_no_call_succeeds_undisturbed_is_named(folder: Path, model: str, name: str, why: str) -> None:
+    failing(folder)
+    code, report = crash_test(folder, agent(folder, model, "honour", "find"), "--input", "go")
+    assert (code, report["seen"]) == (0, False)
+    assert report["failed"].keys() == {name}
+    assert why in report["failed"][name]
+    said = perdure(folder, "crash-test", f"{model}.toml", "--input", "go").stdout
+    assert f"{name}: no call of it succeeded undisturbed: " in said
+    assert said.splitlines()[-1].endswith("clean as far as could be seen")
+
+
+def test_before_the_first_cut_it_is_said_how_many_there_are_and_how_long_that_takes(folder: Path) -> None:
+    done = perdure(folder, "crash-test", agent(folder, "halving"), "--input", "go")
+    told = re.match(r"(\d+) cuts, after a run of (\d+\.\d) s: this takes about (\d+) s or more\n", done.stderr)
+    assert told, done.stderr
+    cuts, run, whole = int(told[1]), float(told[2]), int(told[3])
+    assert done.stdout.splitlines()[-1].startswith(f"{cuts} cuts of a run")
+    assert run >= 0.3
+    assert whole == pytest.approx(cuts * run, abs=cuts * 0.1 + 1)
+    assert perdure(folder, "crash-test", "halving.toml", "--input", "go", "--json").stderr == ""
 
 
 def test_the_table_says_what_to_do(folder: Path) -> None:

@@ -133,6 +133,7 @@ def test_of_two_resumes_one_drives_and_the_other_exits_4_having_asked_nothing(sh
         refused = shell(*verb, "--json", check=4)
         assert refused.error["code"] == "lease_held"
         assert "R" in refused.error["where"]
+        assert f"another driver holds it (process {first.pid}, " in refused.error["found"]
     assert (shell.history("R"), shell.read("asked")) == (before, asked)
     assert shell("show", "R", "--json", check=0).record["status"] == "running"
     shell.let_go()

@@ -136,6 +136,19 @@ def test_where_nothing_is_in_doubt_resolve_is_refused(shell: Shell) -> None:
     assert shell.history("R") == before
 
 
+def test_a_settling_verb_that_drives_nothing_says_which_command_goes_on(shell: Shell) -> None:
+    suspended(shell)
+    # A new limit is no answer: the run still waits for that.
+    waits = "run R: recorded: max_model_turns=+5\n  next: perdure answer R 1.0 JSON --resume\n"
+    assert shell("limit", "R", "max_model_turns=+5", check=0).out == waits
+    said = "run R: the answer at 1.0 is recorded\n  next: perdure resume R\n"
+    assert shell("answer", "R", "1.0", YES, check=0).out == said
+    assert shell("cancel", "R", check=0).out == "run R: cancelled\n"
+    shell.killed_in_a_booking("B")
+    said = "run B: what became of 1.0 is recorded\n  next: perdure resume B\n"
+    assert shell("resolve", "B", "1.0", "--happened", '"booked one"', check=0).out == said
+
+
 def test_a_spent_limit_parks_until_it_is_raised(shell: Shell) -> None:
     """S-031, S-032, S-033, C3."""
     shell.write("booking.toml", (shell.folder / "booking.toml").read_text().replace("= 120", "= 1"))

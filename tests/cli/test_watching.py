@@ -141,7 +141,9 @@ def test_replay_shows_a_run_as_it_was_at_an_event_without_calling_anything(shell
     then = shell("replay", "R", "--to", str(intent), "--json", check=0).record
     assert (then["status"], then["events"], then["usage"]["tool_calls"]) == ("running", intent + 1, 1)
     assert [call["tool"] for call in then["open_calls"]] == ["book"]
-    assert f"as of event {intent} of" in shell("replay", "R", "--to", str(intent), check=0).out
+    last = shown["events"] - 1
+    assert f"as of event {intent}, of events 0 to {last}:" in shell("replay", "R", "--to", str(intent), check=0).out
+    assert f"as of event {last}, the last of {last + 1}:" in shell("replay", "R", check=0).out
     assert (shell.read("asked"), shell.read("effects"), shell.history("R")) == (asked, effects, before)
 
 

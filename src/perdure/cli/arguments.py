@@ -19,15 +19,15 @@ def store_url(given: str | None) -> str:
     return given or os.environ.get("PERDURE_STORE") or DEFAULT_STORE
 
 
-def task_input(text: str | None, as_json: str | None) -> "JsonValue":
-    """The run's input, from exactly one of `--input TEXT`, `--input @FILE` and `--input-json JSON`.
+def task_input(text: str | None, as_json: str | None, command: str) -> "JsonValue":
+    """The run's input, from exactly one of `--input TEXT`, `--input @FILE` and `--input-json JSON` of a command.
 
     Raises:
         UsageError: none or both are given, the file cannot be read as text, or the JSON cannot be read.
     """
     if (text is None) == (as_json is None):
         found = "no input is given" if text is None else "--input and --input-json are both given"
-        raise UsageError(found, where="perdure run", next="give one of --input TEXT, --input @FILE, --input-json JSON")
+        raise UsageError(found, where=command, next="give one of --input TEXT, --input @FILE, --input-json JSON")
     if as_json is not None:
         return json_value(as_json, "--input-json")
     assert text is not None

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from perdure.contracts.contract import JsonValue
 from perdure.errors import ConfigurationError, PerdureError, UsageError
 
 if TYPE_CHECKING:
+    from perdure.agent import Agent
     from perdure.contracts.messages import AssistantTurn
     from perdure.testing.killing.crash_test import CrashReport
     from perdure.testing.killing.cut_drive import Subject
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 CLEAN, UNSAFE = 0, 1
 _SHORTEST_S = 0.1
 """A drive is a process: in less, none gets anywhere."""
+_SAID_EVERY_S = 5.0
+"""Shortest time between two lines of progress."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def task_of(subject: str, text: str | None, as_json: str | None) -> JsonValue:
         UsageError: an agent without a task, or a run with one.
     """
     if _names_agent(subject):
-        return task_input(text, as_json)
+        return task_input(text, as_json, "perdure crash-test")
     if text is not None or as_json is not None:
         raise UsageError(
             "a task is given for a recorded run", where=f"run {subject}", next="leave it out, or name an agent"
@@ -66,7 +70,7 @@ def crash_test(options: Options, *, as_json: bool) -> int:
     subject, turns, base = _recorded(options) if not _names_agent(options.subject) else _declared(options)
     try:
         with unwinding():
-            report = _tested(options, subject, turns, base)
+            report = _tested(options, subject, turns, base, None if as_json and not output.watched() else _Progress())
     except Interrupted as interrupted:
         return interrupted.exit_code
     except OSError as error:
@@ -88,7 +92,11 @@ def _unusable(error: OSError) -> PerdureError:
 
 
 def _tested(
-    options: Options, subject: "Subject", turns: "tuple[AssistantTurn, ...] | None", base: Path
+    options: Options,
+    subject: "Subject",
+    turns: "tuple[AssistantTurn, ...] | None",
+    base: Path,
+    progress: "_Progress | None",
 ) -> "CrashReport":
     from perdure.testing.killing.crash_test import CrashTest
 
@@ -96,7 +104,7 @@ def _tested(
     try:
         world, working = _world(options, folder, base)
         test = CrashTest(subject, world, folder / "cuts", working, turns, options.timeout_s)
-        report = test.run(_progress if output.watched() else None)
+        report = test.run(progress)
         (folder / "report.json").write_text(output.json_text(_record(report)) + "\n", "utf-8")
         return report
     finally:
@@ -113,8 +121,13 @@ def _declared(options: Options) -> "tuple[Subject, None, Path]":
     from perdure.binding import bind
     from perdure.testing.killing.cut_drive import Subject
 
-    agent = load_agent(options.subject)
-    asyncio.run(bind(options.model or agent.model, agent).discard())  # one that cannot be had is told before anything
+    # In a loop, as everywhere: a module that starts a run when it is imported is refused.
+    async def load() -> "Agent":
+        agent = load_agent(options.subject)
+        await bind(options.model or agent.model, agent).discard()  # one that cannot be had is told before anything
+        return agent
+
+    agent = asyncio.run(load())
     base = Path(options.subject).parent if options.subject.endswith(".toml") else Path.cwd()
     return Subject(agent, options.task, options.model, {}), None, base
 
@@ -128,10 +141,10 @@ def _recorded(options: Options) -> "tuple[Subject, tuple[AssistantTurn, ...], Pa
 
     async def read() -> Any:
         async with Engine.open(options.store, create=False, read_only=True) as engine:
-            return await engine.state(options.subject), await engine.journal(options.subject)
+            state, envelopes = await engine.state(options.subject), await engine.journal(options.subject)
+        return state, envelopes, recorded_agent(state) if options.agent is None else load_agent(options.agent)
 
-    state, envelopes = asyncio.run(read())
-    agent = recorded_agent(state) if options.agent is None else load_agent(options.agent)
+    state, envelopes, agent = asyncio.run(read())
     must_be_unchanged(state, agent)
     answers: Mapping[str, JsonValue] = answers_of(envelopes)
     ref = agent.ref or ""
@@ -181,9 +194,23 @@ def _world(options: Options, folder: Path, base: Path) -> "tuple[CrashWorld, Pat
     return world, None
 
 
-def _progress(done: int, of: int) -> None:
-    if done == of or done % 10 == 0:
-        output.note(f"{done} of {output.counted(of, 'cut')}")
+class _Progress:
+    """Says on standard error what is to come, and then every few seconds how far it is."""
+
+    def __init__(self) -> None:
+        self._said_at = 0.0
+
+    def __call__(self, done: int, of: int, run_s: float) -> None:
+        """As `Progress` of a crash test."""
+        now = time.monotonic()
+        if not done:
+            cuts = output.counted(of, "cut")
+            output.note(f"{cuts}, after a run of {run_s:.1f} s: this takes about {of * run_s:.0f} s or more")
+        elif now - self._said_at < _SAID_EVERY_S or done == of:
+            return
+        else:
+            output.note(f"{done} of {output.counted(of, 'cut')}")
+        self._said_at = now
 
 
 def _record(report: "CrashReport") -> Any:

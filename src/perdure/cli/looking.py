@@ -59,7 +59,9 @@ async def replay_run(store: str, run_id: str, *, to_seq: int | None, as_json: bo
     if as_json:
         output.say_json({"at": {"seq": at.seq, "kind": at.kind, "recorded_at": rfc3339(at.recorded_at)}, **record})
     else:
-        output.say(f"as of event {last} of {len(envelopes) - 1}:\n{output.escaped(line(at))}\n")
+        whole = len(envelopes)
+        place = f"the last of {whole}" if last == whole - 1 else f"of events 0 to {whole - 1}"
+        output.say(f"as of event {last}, {place}:\n{output.escaped(line(at))}\n")
         output.say(tables.run(record))
     return OK
 

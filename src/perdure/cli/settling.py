@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from perdure.cli import driving, output, reports
 from perdure.cli.arguments import json_value, pairs
 from perdure.contracts.contract import JsonValue
-from perdure.errors import UsageError
+from perdure.errors import ConfigurationError, UsageError
 
 if TYPE_CHECKING:
     from perdure.engine import Engine
@@ -36,18 +36,24 @@ class Settling:
         async with Engine.open(self.store, create=False) as engine:
             if self.resume:
                 # What is recorded cannot be taken back, so a resume that would be refused is found first.
-                await engine.must_be_resumable(self.run_id)
+                await self._must_be_resumable(engine)
             await settle(engine)
-            shown = await engine.show(self.run_id) if self.as_json and not self.resume else None
-        if self.resume:
+            shown = None if self.resume else await engine.show(self.run_id)
+        if shown is None:
             return await driving.resume_run(
                 self.store, self.run_id, ref=None, model=None, as_json=self.as_json, verbose=self.verbose
             )
-        if shown is not None:
+        if self.as_json:
             output.say_json(shown)
         else:
-            reports.settled(self.run_id, said)
+            reports.settled(shown, said)
         return 0
+
+    async def _must_be_resumable(self, engine: "Engine") -> None:
+        try:
+            await engine.must_be_resumable(self.run_id)
+        except ConfigurationError as error:  # this verb takes neither an agent nor a model
+            raise type(error)(error.found, where=error.where, next=f"leave out --resume; then {error.next}") from error
 
 
 async def answer(what: Settling, id: str, text: str, key: str | None) -> int:
@@ -90,8 +96,8 @@ async def limit(what: Settling, changes: list[str]) -> int:
 
 def _must_be_limits(totals: dict[str, str]) -> None:
     """Names that are no limits never reach the engine, which takes them as keywords."""
-    from perdure.agent import nearest
     from perdure.contracts.limits import LIMIT_NAMES
+    from perdure.models.named import nearest
 
     known = (*LIMIT_NAMES, "deadline_seconds")
     for name in totals:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from perdure.cli.output import counted, escaped, escaped_lines, json_text
-from perdure.cli.reports import waits_for
+from perdure.cli.reports import resuming, settling, waits_for
 from perdure.contracts.contract import JsonObject
 
 _STYLES = {"completed": "green", "failed": "red", "parked": "yellow", "running": "cyan"}
@@ -53,11 +53,15 @@ def crash_test(report: JsonObject) -> str:
     if report["left_behind"]:
         by = f" by {', '.join(report['left_by'])}" if report["left_by"] else ""
         lines.append(escaped(f"processes left behind{by}, and ended: {report['left_behind']}"))
+    lines += [escaped(f"{tool}: no call of it succeeded undisturbed: {why}") for tool, why in report["failed"].items()]
     run = ", ".join(counted(report[f"{thing}s"], thing) for thing in ("event", "turn", "effect"))
-    verdict = "clean" if report["ok"] else "NOT SAFE"
+    verdict = "NOT SAFE" if not report["ok"] else "clean" if report["seen"] else "clean as far as could be seen"
     lines.append(f"{counted(report['cuts'], 'cut')} of a run of {run}, in {report['seconds']:.0f} s: {verdict}")
     if not report["effects"]:
-        lines.append("no effect was seen: if the tools change something, say what with --world")
+        lines.append(
+            "no effect was seen: if the tools change something, say what with --world; "
+            "if they need files to work on, give them with --files"
+        )
     return "\n".join(lines)
 
 
@@ -75,7 +79,7 @@ def _head(record: JsonObject) -> str:
         ("events", f"{record['events']} in {counted(record['drives'], 'drive')}"),
         ("lease", f"epoch {lease['epoch']}, {'held' if lease['held'] else 'free'}"),
         ("used", _usage(record["usage"])),
-        ("next", f"perdure resume {record['run_id']}" if record["status"] == "idle" else ""),
+        ("next", resuming(record["run_id"], agent["ref"]) if record["status"] == "idle" else ""),
     ]
     return _pairs([(name, value) for name, value in rows if value])
 
@@ -98,7 +102,7 @@ def _park(record: JsonObject) -> str:
     rows = [
         ("parked", f"{park['kind']} since {_second(park['since'])}"),
         ("waits for", waits_for(park["kind"], park["call"], park["detail"])),
-        ("next", park["next"]),
+        ("next", settling(record["run_id"], record["agent"]["ref"], park["next"])),
     ]
     return _pairs(rows)
 

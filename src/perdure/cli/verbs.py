@@ -93,7 +93,7 @@ def run(
     """Start a run and drive it until it ends or parks."""
     from perdure.cli.driving import run_agent
 
-    task, labels = task_input(input, input_json), pairs(label or (), "--label K=V")
+    task, labels = task_input(input, input_json, "perdure run"), pairs(label or (), "--label K=V")
     url = _store(context, store)
     return _done(run_agent(url, agent, task, run_id=run_id, model=model, labels=labels, as_json=json, verbose=verbose))
 
@@ -108,7 +108,10 @@ def resume(
     json: Json = False,
     verbose: Verbose = False,
 ) -> int:
-    """Drive a run on: replay what is recorded, then go on. Of a run that ended, print the outcome."""
+    """Drive a run on: replay what is recorded, then go on.
+
+    Of a run that ended, print the outcome.
+    """
     from perdure.cli.driving import resume_run
 
     return _done(resume_run(_store(context, store), run, ref=agent, model=model, as_json=json, verbose=verbose))
@@ -118,7 +121,10 @@ def resume(
 def recover(
     context: typer.Context, agent: Ref = None, store: Store = None, json: Json = False, verbose: Verbose = False
 ) -> int:
-    """Drive every run that neither ended nor is held nor parked, and those whose wake time has come."""
+    """Drive every run that is due.
+
+    Due are those that neither ended nor are held nor parked, and those whose wake time has come.
+    """
     from perdure.cli.driving import recover_runs
 
     return _done(recover_runs(_store(context, store), ref=agent, as_json=json, verbose=verbose))
@@ -152,11 +158,16 @@ def history(context: typer.Context, run: RunId, store: Store = None, json: Json 
 def watch(
     context: typer.Context,
     run: RunId,
-    first: Annotated[int, typer.Option("--from", metavar="SEQ", help="Print from that event on.")] = 0,
+    first: Annotated[
+        int, typer.Option("--from", metavar="SEQ", help="Print from that event on, 0 being the first.")
+    ] = 0,
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Print a run's events as they are recorded, until it ends; leave with Ctrl-C and rejoin with --from."""
+    """Print a run's events as they are recorded, until it ends.
+
+    Leave with Ctrl-C and rejoin with --from.
+    """
     from perdure.cli.watching import watch_run
 
     return _done(watch_run(_store(context, store), run, from_seq=first, as_json=json))
@@ -167,12 +178,16 @@ def replay(
     context: typer.Context,
     run: RunId,
     last: Annotated[
-        int | None, typer.Option("--to", metavar="SEQ", help="As of that event; default: the last one.")
+        int | None,
+        typer.Option("--to", metavar="SEQ", help="As of that event, 0 being the first; default: the last one."),
     ] = None,
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Show what a run looked like at an event, from its record alone."""
+    """Show what a run looked like at an event.
+
+    It is read from the record alone; nothing is called.
+    """
     from perdure.cli.looking import replay_run
 
     return _done(replay_run(_store(context, store), run, to_seq=last, as_json=json))
@@ -196,7 +211,10 @@ def resolve(
     json: Json = False,
     verbose: Verbose = False,
 ) -> int:
-    """Record what became of a write that may or may not have happened."""
+    """Record what became of a write in doubt.
+
+    That is one that may or may not have happened, and that the run waits for.
+    """
     from perdure.cli import settling
 
     what = settling.Settling(_store(context, store), run, by, resume, json, verbose)
@@ -266,7 +284,10 @@ def cancel(
 
 @app.command()
 def abandon(context: typer.Context, run: RunId, by: By = None, store: Store = None, json: Json = False) -> int:
-    """Give a run up, whatever it waits for: it ends and claims no answer."""
+    """Give a run up, whatever it waits for.
+
+    It ends and claims no answer.
+    """
     from perdure.cli import settling
 
     what = settling.Settling(_store(context, store), run, by, resume=False, as_json=json, verbose=False)
@@ -292,7 +313,10 @@ def verify(
 
 @app.command()
 def doctor(context: typer.Context, store: Store = None, json: Json = False) -> int:
-    """Look at what Perdure stands on here: SQLite, locks, disk, store, extras, keys (by name only)."""
+    """Look at what Perdure stands on here.
+
+    That is SQLite, locks, disk, store, extras and keys (by name only).
+    """
     from perdure.cli.doctor import examine
 
     return _done(examine(_store(context, store), as_json=json))
@@ -324,7 +348,10 @@ def crash_test(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Kill a run at every boundary, resume it, and say per tool what was doubled, lost or left in doubt."""
+    """Kill a run at every boundary and resume it.
+
+    Says per tool what was doubled, lost or left in doubt.
+    """
     from perdure.cli import crash_testing
 
     task = crash_testing.task_of(subject, input, input_json)
@@ -350,7 +377,10 @@ def demo(
         bool, typer.Option("--no-key", help="The control: no idempotency key, so the crash costs a second effect.")
     ] = False,
 ) -> int:
-    """An agent recovers a failed job, is killed at the worst moment, and resumes."""
+    """Watch an agent be killed at the worst moment, and resume.
+
+    It recovers a failed job.
+    """
     from perdure.examples.job_recovery.demo import DemoOptions, run_demo
 
     return run_demo(DemoOptions(json=json, serve=serve, seed=seed, scenario=scenario, model=model, no_key=no_key))

@@ -1,11 +1,12 @@
 """From a model's name in an agent file to its client."""
 
 import difflib
-import importlib
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 
 from perdure.errors import ConfigurationError
+from perdure.models.named import import_named
 from perdure.ports import ModelClient
 
 
@@ -42,14 +43,7 @@ def found_client(ref: str, *, base_url: str | None = None) -> tuple[ModelClient,
 
 
 def _imported(ref: str, module_name: str, attribute: str) -> tuple[ModelClient, bool]:
-    try:
-        found = importlib.import_module(module_name)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # a module's own end must not end this process unsaid
-        found_out = f"importing {module_name} failed: {type(error).__name__}: {error}"
-        raise _bad(ref, found_out, "check the name and the folder it is in") from error
-    thing: object = found
-    for part in attribute.split("."):
-        thing = getattr(thing, part, None)
+    thing: object = import_named(module_name, attribute, folder=Path.cwd(), where=_where(ref))
     made = callable(thing) and not _is_client(thing)
     if callable(thing) and made:
         try:
@@ -66,4 +60,8 @@ def _is_client(thing: object) -> bool:
 
 
 def _bad(ref: str, found: str, next: str) -> ConfigurationError:
-    return ConfigurationError(found, where=f"model {ref!r}", next=next)
+    return ConfigurationError(found, where=_where(ref), next=next)
+
+
+def _where(ref: str) -> str:
+    return f"model {ref!r}"

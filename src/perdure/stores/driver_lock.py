@@ -33,8 +33,17 @@ class DriverLock:
         fresh = self.directory / (self.driver_id + _UNLOCKED_SUFFIX)
         self._descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError):  # a full disk: whom to look for is a help, and no part of the lock
+            os.write(self._descriptor, str(os.getpid()).encode())
         fresh.rename(self.directory / self.driver_id)
         self._sweep()
+
+    def process_of(self, driver_id: str) -> int | None:
+        """The process of another driver, by the number it had where it began; None when that is not known."""
+        try:
+            return int((self.directory / driver_id).read_bytes()[:20])
+        except (OSError, ValueError):
+            return None
 
     def let_go(self, *, remove: bool = True) -> None:
         """Gives the lock up. Without `remove` the file stays, as after a kill. Safe to call twice."""

@@ -292,10 +292,11 @@ def held_here(run_id: str) -> LeaseHeldError:
     return LeaseHeldError("this process already drives it", where=f"run {run_id}", next="wait for that drive to end")
 
 
-def held_elsewhere(run_id: str, holder: Holder) -> LeaseHeldError:
-    """The error for a run that a living driver holds."""
+def held_elsewhere(run_id: str, holder: Holder, process: int | None) -> LeaseHeldError:
+    """The error for a run that a living driver holds, in the process of that number if it is known."""
+    named = "" if process is None else f"process {process}, "
     return LeaseHeldError(
-        f"another driver holds it (driver {holder.driver_id}, epoch {holder.epoch})",
+        f"another driver holds it ({named}driver {holder.driver_id}, epoch {holder.epoch})",
         where=f"run {run_id}",
         next="wait until that process is done, or end it and resume",
     )

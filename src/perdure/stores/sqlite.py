@@ -118,7 +118,7 @@ class SqliteStore:
             return found
         # The wall clock only saves a wait: it never makes anybody lose a lease.
         if 0 <= self._clock.now_ns() - found.beat_at < self._driver.lease_ns:
-            raise leases.held_elsewhere(run_id, found)
+            raise leases.held_elsewhere(run_id, found, self._lock.process_of(found.driver_id))
         return await self._outlast(run_id, found)
 
     async def _outlast(self, run_id: str, holder: Holder) -> Lease:
@@ -130,7 +130,7 @@ class SqliteStore:
             if isinstance(found, Lease):
                 return found
             if found != holder:
-                raise leases.held_elsewhere(run_id, found)
+                raise leases.held_elsewhere(run_id, found, self._lock.process_of(found.driver_id))
 
     async def _take(self, run_id: str, stalled: Holder | None) -> Lease | Holder:
         return await self._lease(lambda c: leases.take(c, self._driver, run_id, stalled))

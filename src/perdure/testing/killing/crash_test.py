@@ -42,8 +42,8 @@ _UNTESTABLE = {
 }
 """By the moment in the notes: what a tool does that makes verdicts worth nothing, and what to do."""
 
-Progress = Callable[[int, int], None]
-"""Told how many cuts are done, of how many."""
+Progress = Callable[[int, int, float], None]
+"""Told how many cuts are done, of how many, and how many seconds the undisturbed run took. First before any is done."""
 
 
 class CrashTestError(PerdureError):
@@ -103,6 +103,11 @@ class CrashReport(msgspec.Struct, frozen=True):
     turns: int
     effects: int
     """What the world counted undisturbed."""
+    seen: bool
+    """Whether `ok` rests on what the tools did: where none of the effects of tools that act was seen, or a tool did not
+    succeed undisturbed, a repeat of theirs would not be seen either."""
+    failed: dict[str, str]
+    """The tools of which no call succeeded undisturbed, and why the first of these did not."""
     tools: tuple[ToolVerdict, ...]
     ended_otherwise: int
     """Times that the run did not come to the same end, or that its effects differed while no tool was being called."""
@@ -165,14 +170,17 @@ class CrashTest:
     def _run(self, progress: Progress | None) -> CrashReport:
         began = time.monotonic()
         control = self._undisturbed()
+        took = time.monotonic() - began
         self.turns = control.drove.turns
         limits = self.subject.agent.limits
         self.subject = replace(self.subject, agent=replace(self.subject.agent, limits=_lifted(limits)))
         cuts = cuts_of(control.drove.events, _took_ms(control.ran))
+        if progress is not None:
+            progress(0, len(cuts), took)
         for done, cut in enumerate(cuts, 1):
             self._kill(control, cut, limits)
             if progress is not None:
-                progress(done, len(cuts))
+                progress(done, len(cuts), took)
         return self._report(control, cuts, time.monotonic() - began)
 
     def _undisturbed(self) -> _Control:
@@ -274,6 +282,8 @@ class CrashTest:
             events=len(control.drove.events),
             turns=len(control.drove.turns),
             effects=sum(map(abs, control.effects.values())),
+            seen=self._seen(control),
+            failed=control.drove.failed,
             tools=tools,
             ended_otherwise=len(otherwise) + len(unowned),
             otherwise=next((f"{one.cut}: {one.detail}" for one in otherwise + unowned), None),
@@ -283,6 +293,12 @@ class CrashTest:
             unmet=self.unmet,
             seconds=seconds,
         )
+
+    def _seen(self, control: _Control) -> bool:
+        acting = {tool.descriptor.name for tool in self.subject.agent.tools if tool.descriptor.effect != Effect.READ}
+        reading = {tool.descriptor.name for tool in self.subject.agent.tools} - acting
+        acted = any(one.tool in acting for one in control.ran)
+        return bool(control.effects or not acted) and control.drove.failed.keys() <= reading
 
     def _verdict(self, name: str, effect: Effect, cuts: Sequence[Cut]) -> ToolVerdict:
         mine = [one for one in self.findings if one.tool == name]

@@ -6,7 +6,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +17,14 @@ import msgspec
 from perdure.agent import Agent
 from perdure.calls import CallContext
 from perdure.clock import SystemClock, SystemEntropy
+from perdure.contracts.agents import ANSWER_TOOL
 from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.messages import AssistantTurn
 from perdure.contracts.outcomes import Outcome
 from perdure.contracts.values import to_json
 from perdure.engine import Engine
 from perdure.errors import PerdureError, UnknownError
+from perdure.journal import events as ev
 from perdure.journal.envelope import Envelope
 from perdure.journal.fold import RunState
 from perdure.stores.url import open_store
@@ -67,6 +69,8 @@ class Drove(msgspec.Struct, frozen=True):
     turns: tuple[AssistantTurn, ...] = ()
     used: dict[str, int] = {}
     """What counts against limits of a number, by the limit's name."""
+    failed: dict[str, str] = {}
+    """The tools of which no call succeeded, and why the first of these did not."""
 
 
 @dataclass(frozen=True)
@@ -236,4 +240,21 @@ def _drove(outcome: Outcome, state: RunState, envelopes: tuple[Envelope, ...]) -
         tuple(events),
         turns_of(envelopes),
         {"max_model_turns": state.spent.model_turns, "max_tool_calls": state.spent.tool_calls},
+        _failed(envelopes, {ANSWER_TOOL} if state.started.agent.output_schema is not None else set()),
     )
+
+
+def _failed(envelopes: Sequence[Envelope], besides: set[str]) -> dict[str, str]:
+    tools: dict[str, str] = {}
+    succeeded, problems = set(besides), dict[str, str]()
+    for event in map(ev.decode, envelopes):
+        match event:
+            case ev.ToolCallRequested():
+                tools[event.call] = event.tool
+            case ev.ToolCallCompleted() if event.call in tools:
+                succeeded.add(tools[event.call])
+            case ev.ToolCallFailed() if event.call in tools:
+                problems.setdefault(tools[event.call], event.message)
+            case ev.ToolCallRefused():
+                problems.setdefault(event.tool, event.message or event.observation)
+    return {tool: " ".join(why.split())[:200] for tool, why in problems.items() if tool not in succeeded}
