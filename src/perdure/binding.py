@@ -10,6 +10,7 @@ from perdure.contracts.values import to_json
 from perdure.errors import ConfigurationError, DefinitionChangedError, UsageError
 from perdure.journal import events as ev
 from perdure.journal.fold import RunState
+from perdure.journal.render import resume_command
 from perdure.models.registry import found_client
 from perdure.ports import ModelClient
 from perdure.release import VERSION
@@ -17,8 +18,6 @@ from perdure.run_ids import can_name_a_run
 
 KEY_BYTES = 32
 """Length of a run's random key for keyed digests."""
-AGENT_OPTION = "--agent FILE_OR_MODULE:ATTRIBUTE"
-"""What a run without a reference needs on the command line."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def recorded_agent(state: RunState) -> Agent:
         raise ConfigurationError(
             "the run does not say where its agent is",
             where=f"run {state.run_id}",
-            next=f"perdure resume {state.run_id} {AGENT_OPTION}; in Python: engine.resume(run_id, agent)",
+            next=f"{resume_command(state.run_id, None)}; in Python: engine.resume(run_id, agent)",
         )
     try:
         return load_agent(ref)

@@ -22,9 +22,11 @@ def progress(envelope: "Envelope", *, named: bool) -> None:
 def outcome(found: Outcome, *, ref: str | None, stopped: bool, named: bool) -> None:
     """How a run ended, or what it waits for. An answer stands alone on standard output, so that it can be piped on.
     `ref` is where the run says its agent is."""
+    from perdure.journal.render import resume_command
+
     run = f"run {output.escaped(found.run_id)}"
     if found.park is not None:
-        output.say(f"{run} parked: {park(found.run_id, ref, found.park)}")
+        output.say(f"{run} parked: {park(found.park)}")
     elif found.status == "completed":
         if named or output.watched():
             output.note(f"{run} completed ({found.assurance}): {_used(found)}")
@@ -34,7 +36,7 @@ def outcome(found: Outcome, *, ref: str | None, stopped: bool, named: bool) -> N
         output.say(output.escaped_lines(found.answer or ""))
     else:
         why = "stopped at a safe point" if stopped else "not driven any more"
-        output.say(f"{run} {why}; it can be resumed\n  next: {output.escaped(resuming(found.run_id, ref))}")
+        output.say(f"{run} {why}; it can be resumed\n  next: {output.escaped(resume_command(found.run_id, ref))}")
 
 
 def _used(found: Outcome) -> str:
@@ -42,26 +44,10 @@ def _used(found: Outcome) -> str:
     return f"{output.counted(turns, 'model turn')}, {output.counted(calls, 'tool call')}"
 
 
-def resuming(run_id: str, ref: str | None) -> str:
-    """The command that drives a run on. One that does not say where its agent is needs to be told."""
-    from perdure.binding import AGENT_OPTION
-
-    return f"perdure resume {run_id}" + (f" {AGENT_OPTION}" if ref is None else "")
-
-
-def settling(run_id: str, ref: str | None, command: str) -> str:
-    """The command that settles what a run waits for. Where the agent must be named, resuming is a command of its own:
-    the verbs that settle take no agent."""
-    if ref is not None:
-        return command
-    alone = command.removesuffix(" --resume")
-    return resuming(run_id, ref) if alone == command else f"{alone}; then {resuming(run_id, ref)}"
-
-
-def park(run_id: str, ref: str | None, report: ParkReport) -> str:
+def park(report: ParkReport) -> str:
     """What a run waits for and the command that settles it, over several lines."""
     lines = [report.kind, f"  waits for: {output.escaped(waits_for(report.kind, report.call, report.detail))}"]
-    lines.append(f"  next: {output.escaped(settling(run_id, ref, report.next))}")
+    lines.append(f"  next: {output.escaped(report.next)}")
     return "\n".join(lines)
 
 
@@ -91,10 +77,12 @@ def nothing_due(*, as_json: bool) -> None:
 
 def settled(shown: JsonObject, said: str) -> None:
     """A settling verb has recorded something of the run that is shown; one that has not ended needs another command."""
+    from perdure.journal.render import resume_command
+
     run_id, ref, park = shown["run_id"], shown["agent"]["ref"], shown["park"]
     output.say(f"run {output.escaped(run_id)}: {output.escaped(said)}")
     if shown["terminal_reason"] is None:
-        going_on = resuming(run_id, ref) if park is None else settling(run_id, ref, park["next"])
+        going_on = resume_command(run_id, ref) if park is None else park["next"]
         output.say(f"  next: {output.escaped(going_on)}")
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from perdure.cli.output import counted, escaped, escaped_lines, json_text
-from perdure.cli.reports import resuming, settling, waits_for
+from perdure.cli.reports import waits_for
 from perdure.contracts.contract import JsonObject
 
 _STYLES = {"completed": "green", "failed": "red", "parked": "yellow", "running": "cyan"}
@@ -66,6 +66,8 @@ def crash_test(report: JsonObject) -> str:
 
 
 def _head(record: JsonObject) -> str:
+    from perdure.journal.render import resume_command
+
     agent, lease = record["agent"], record["lease"]
     ended = f" ({record['outcome']}, {record['terminal_reason']}, {record['assurance']})" if record["outcome"] else ""
     rows = [
@@ -79,7 +81,7 @@ def _head(record: JsonObject) -> str:
         ("events", f"{record['events']} in {counted(record['drives'], 'drive')}"),
         ("lease", f"epoch {lease['epoch']}, {'held' if lease['held'] else 'free'}"),
         ("used", _usage(record["usage"])),
-        ("next", resuming(record["run_id"], agent["ref"]) if record["status"] == "idle" else ""),
+        ("next", resume_command(record["run_id"], agent["ref"]) if record["status"] == "idle" else ""),
     ]
     return _pairs([(name, value) for name, value in rows if value])
 
@@ -102,7 +104,7 @@ def _park(record: JsonObject) -> str:
     rows = [
         ("parked", f"{park['kind']} since {_second(park['since'])}"),
         ("waits for", waits_for(park["kind"], park["call"], park["detail"])),
-        ("next", settling(record["run_id"], record["agent"]["ref"], park["next"])),
+        ("next", park["next"]),
     ]
     return _pairs(rows)
 

@@ -64,13 +64,13 @@ def _print(envelope: "Envelope", *, as_json: bool) -> None:
 
 def _say_waiting(state: "RunState") -> None:
     """Says what a run waits for that nobody drives; watching goes on."""
-    from perdure.journal.render import park_report
+    from perdure.journal.render import park_report, resume_command
 
     park, name, ref = state.park(), output.escaped(state.run_id), state.started.agent_ref
     if park is not None:
-        output.note(f"run {name} parked: {reports.park(state.run_id, ref, park_report(state, park))}")
+        output.note(f"run {name} parked: {reports.park(park_report(state, park))}")
     else:
-        output.note(f"run {name}: nobody drives it\n  next: {output.escaped(reports.resuming(state.run_id, ref))}")
+        output.note(f"run {name}: nobody drives it\n  next: {output.escaped(resume_command(state.run_id, ref))}")
 
 
 def _must_have(state: "RunState", seq: int) -> None:

@@ -70,22 +70,33 @@ def park_report(state: RunState, park: Park) -> ParkReport:
     detail = dict(park.detail)
     if "wake_at" in detail:
         detail["wake_at"] = rfc3339(detail["wake_at"])
-    return ParkReport(park.kind, park.call, rfc3339(park.since), detail, _next_command(state.run_id, park))
+    return ParkReport(park.kind, park.call, rfc3339(park.since), detail, _next_command(state, park))
 
 
-def _next_command(run_id: str, park: Park) -> str:
+AGENT_OPTION = "--agent FILE_OR_MODULE:ATTRIBUTE"
+"""What names the agent of a run that does not say where its agent is."""
+
+
+def resume_command(run_id: str, ref: str | None) -> str:
+    """The command that drives a run on; `ref` is where the run says its agent is."""
+    return f"perdure resume {run_id}" + (f" {AGENT_OPTION}" if ref is None else "")
+
+
+def _next_command(state: RunState, park: Park) -> str:
+    run_id, ref = state.run_id, state.started.agent_ref
+    resume = resume_command(run_id, ref)
     match park.kind:
         case "budget_exceeded":
             needed = park.detail["used"] + park.detail["need"]
-            return f"perdure limit {run_id} {park.detail['limit']}={needed} --resume"
+            settle = f"perdure limit {run_id} {park.detail['limit']}={needed}"
         case "suspended":
-            return f"perdure answer {run_id} {park.call} JSON --resume"
-        case "sleeping":
-            return f"perdure resume {run_id}"
+            settle = f"perdure answer {run_id} {park.call} JSON"
         case "needs_reconciliation":
-            return f"perdure resolve {run_id} {park.call} (--happened JSON | --did-not-happen | --failed TEXT) --resume"
+            settle = f"perdure resolve {run_id} {park.call} (--happened JSON | --did-not-happen | --failed TEXT)"
         case _:
-            return f"perdure resume {run_id}"
+            return resume
+    # The commands that settle take no agent, so where one must be named, resuming is a command of its own.
+    return f"{settle}; then {resume}" if ref is None else f"{settle} --resume"
 
 
 def outcome_of(state: RunState, held: bool = False) -> Outcome:
