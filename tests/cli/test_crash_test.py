@@ -482,7 +482,10 @@ def test_a_crash_test_told_to_stop_leaves_no_folder_and_no_process(folder: Path,
     said = folder / "lingers"
     argv = [*PERDURE, "crash-test", agent(folder, "lingering"), "--input", "go"]
     environment = surroundings(folder, {"LINGERS": str(said)})
-    with subprocess.Popen(argv, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as test:
+
+    # Under nohup the tests themselves ignore one of them, and what they start would, too.
+    heeding = ["env", f"--default-signal={number.name.removeprefix('SIG')}", *argv]
+    with subprocess.Popen(heeding, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as test:
         assert eventually(said.exists)
         test.send_signal(number)
         _, complaint = test.communicate(timeout=60)

@@ -470,3 +470,19 @@ async def test_guards_belong_to_a_run_and_a_loop_of_ones_own_has_them_too() -> N
     run = await embedded(agent_of(act, loop=loop), script(ACT, ACT, ACT))
     assert run.outcome.terminal_reason == "repeated_action"
     assert kinds(run.envelopes)[-1] == "run_failed"
+
+
+@tool(effect="read", parallel=True)
+async def glance(place: str) -> str:
+    """Looks, beside others."""
+    return "the same"
+
+
+async def test_a_run_cut_before_it_was_stopped_for_no_progress_is_stopped_when_it_comes_back() -> None:
+    """C8: behind a group of reads that overlap, of which it is not the last that went nowhere."""
+    agent = agent_of(glance, limits=Limits(max_repeated_actions=2))
+    batch = calls(*[("glance", {"place": place}) for place in ("a", "a", "b")])
+    whole = await embedded(agent, script(batch, text("Done.")))
+    assert whole.outcome.terminal_reason == "no_progress"
+    again = await embedded(agent, script(text("Done.")), recorded=cut(whole, before(whole, "run_failed")))
+    assert again.outcome.terminal_reason == "no_progress"

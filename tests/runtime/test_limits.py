@@ -347,6 +347,16 @@ async def test_a_batch_that_was_accepted_does_not_run_once_a_limit_is_lowered_be
     assert ran == ["look 2", "look 3"]
 
 
+async def test_a_run_that_ends_at_a_lowered_limit_closes_every_call_of_the_batch() -> None:
+    """H19, O2: a call that was asked for has one answer, whatever becomes of the run."""
+    agent = agent_of(look, on_exhausted="finish")
+    whole = await embedded(agent, script(calls(*[("look", {"place": place}) for place in (1, 2, 3)]), text("Done.")))
+    cut_off = extended(cut(whole, before(whole, "tool_call_completed") + 1), ev.BudgetChanged({"max_tool_calls": 1}))
+    run = await embedded(agent, script(), recorded=cut_off)
+    assert (run.outcome.outcome, run.outcome.terminal_reason) == ("exhausted", "max_tool_calls")
+    assert [event.call for event in only(run.envelopes, ev.ToolCallRefused)] == ["1.1", "1.2"]
+
+
 async def test_another_limit_does_not_lift_the_one_that_was_crossed(tmp_path: Path) -> None:
     """C3: and neither does a restart."""
     agent = agent_of(look, limits=Limits(max_model_turns=3))

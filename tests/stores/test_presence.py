@@ -45,8 +45,18 @@ TAKEN: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: _replace(_log(path)), r"store.db-wal was replaced"),
     (_cut_log, r"store.db-wal was cut off"),
     (_move_folder, r"store.db was removed"),
+    (lambda path: path.with_name(path.name + "-shm").unlink(), r"store.db-shm was removed"),
 ]
-NAMES = ["removed", "replaced", "cut off", "log removed", "log replaced", "log cut off", "folder moved"]
+NAMES = [
+    "removed",
+    "replaced",
+    "cut off",
+    "log removed",
+    "log replaced",
+    "log cut off",
+    "folder moved",
+    "index removed",
+]
 
 
 @pytest.mark.parametrize(("take", "says"), TAKEN, ids=NAMES)
@@ -108,7 +118,11 @@ async def test_a_log_moved_into_the_file_by_another_program_stops_nobody(open_st
     assert (await read(store, "run-1")).envelopes == tuple(chain.sealed)
 
 
-async def test_a_store_that_another_program_made_smaller_stops_nobody(open_store: OpenStore, path: Path) -> None:
+@pytest.mark.parametrize("since", [0, 3, 50])
+async def test_a_store_that_another_program_made_smaller_stops_nobody(
+    open_store: OpenStore, path: Path, since: int
+) -> None:
+    """Nor when pages that are new `since` stand in the log alone."""
     store = await open_store()
     chain, lease = await begun(store)
     other = apsw.Connection(str(path))
@@ -120,6 +134,8 @@ async def test_a_store_that_another_program_made_smaller_stops_nobody(open_store
     other.execute("drop table large")
     other.execute("vacuum")
     other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    other.execute("create table small (data)")
+    other.execute(f"insert into small values (zeroblob({4096 * since}))")
     other.close()
     assert path.stat().st_size < large / 2
     await store.append(lease, chain.next(), None)

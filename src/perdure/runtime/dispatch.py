@@ -77,10 +77,12 @@ class Dispatch:
                 return None
             answered.append((id, call, answer))
         self._accepted(calls)
-        for id, call, answer in answered:
+        for id, call, _ in answered:
             effect = self._descriptors[call.name].effect
             cursor.intend(ev.ToolCallRequested(id, call.name, call.arguments, effect, self._key(id, effect)))
+        for id, call, answer in answered:
             known.append(value_observation(answer, call.name))
+            effect = self._descriptors[call.name].effect
             valued = Valued(call.name, call.arguments, effect, answer.output, answer.artifact, self._fingerprint)
             if cursor.live:
                 self._count(valued.settled(), id)
@@ -100,9 +102,11 @@ class Dispatch:
         try:
             await self._accept(placed, repair)
             for group in self._groups(placed):
+                rest = placed[len(seen) :]
                 stop = self._stop_before(group)
                 if stop is not None:
-                    return self._close(placed[len(seen) :], stop)
+                    return self._close(rest, stop)
+                await self._stop_if_lowered(group, rest)
                 seen.extend(await self._run_group(group))
         except (asyncio.CancelledError, Parked):
             self._close_cancelled(placed[len(seen) :])
@@ -270,6 +274,11 @@ class Dispatch:
         if self._drive.guards.repeats(first.verdict.fingerprint, self._descriptors[first.verdict.tool]):
             return Refusal("repeated_action", texts.REPEATED_ACTION)
         return None
+
+    async def _stop_if_lowered(self, group: list[Placed], rest: list[Placed]) -> None:
+        drive, first = self._drive, group[0]
+        if drive.cursor.live and isinstance(first.verdict, Work) and drive.cursor.dispatch_of(first.id) is None:
+            await gates.stop_if_lowered(drive, first.id, lambda limit: self._refuse_all(rest, limit))
 
     def _close(self, rest: list[Placed], stop: Refusal) -> tuple[Observation, ...]:
         if stop.reason.startswith(_LIMIT):

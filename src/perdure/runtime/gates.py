@@ -47,12 +47,14 @@ async def reserve(drive: Drive, call: str, need: Need, before_finish: Callable[[
         await _cross(drive, call, crossing, before_finish)
 
 
-async def stop_if_lowered(drive: Drive, call: str) -> None:
-    """Stops the run before work that was let through, when a limit was since lowered below what is used."""
+async def stop_if_lowered(drive: Drive, call: str, before_finish: Callable[[str], None]) -> None:
+    """Stops the run before work that was let through, when a limit was since lowered below what is used and set aside.
+    Time goes on by itself, so its limits are judged with the next work and not here. `before_finish` as in `reserve`.
+    """
     for name, used in _counted(drive):
         limit = drive.state.limits.get(name)
         if limit is not None and used is not None and used > limit:
-            await _cross(drive, call, Crossing(name, limit, used, need=0), None)
+            await _cross(drive, call, Crossing(name, limit, used, need=0), before_finish)
 
 
 def _counted(drive: Drive) -> tuple[tuple[str, int | None], ...]:

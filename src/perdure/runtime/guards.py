@@ -42,13 +42,13 @@ class Valued(msgspec.Struct, frozen=True, gc=False):
     effect: Effect
     output: JsonValue
     artifact: str | None
-    name: Callable[[str, JsonObject], str]
+    print_of: Callable[[str, JsonObject], str]
     """Makes the fingerprint."""
 
     @property
     def fingerprint(self) -> str:
         """Names the call by its tool and arguments; made when it is asked for."""
-        return self.name(self.tool, self.arguments)
+        return self.print_of(self.tool, self.arguments)
 
     def settled(self) -> Settled:
         """As it is counted."""

@@ -88,7 +88,6 @@ class Settling:
         """Records the intent, or decides what becomes of one that was left open. None: it is to be dispatched."""
         drive = self._drive
         if not permit.intended:
-            await gates.stop_if_lowered(drive, work.call)
             drive.safe_point()
             drive.record(permit, _intent(work))
             self.met.add(work.call)

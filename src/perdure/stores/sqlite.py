@@ -239,7 +239,8 @@ def _looks_before_reading(path: Path) -> Callable[[apsw.Connection], None]:
     presence, watch = Presence(path), Watch(path)
 
     def look(connection: apsw.Connection) -> None:
-        presence.check(connection)
+        with translated(path):
+            presence.check(connection)
         watch.look(connection)
 
     return look

@@ -6,13 +6,19 @@ Importing this module imports pydantic; it is imported when the first tool is de
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from functools import partial
+from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
+from uuid import UUID
 
 import msgspec
 import pydantic
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import to_jsonable_python
 
 from perdure.calls import CallContext
 from perdure.contracts.contract import JsonObject, JsonValue, canonical
@@ -25,6 +31,10 @@ class QuietSchema(GenerateJsonSchema):
     """Generates a schema; a default without a JSON form is left out of it, without a warning."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+
+
+_PLAIN = (str, int, float, Decimal, datetime, date, time, timedelta, UUID, Enum, NoneType)
+"""Values of one piece, whatever they were written as."""
 
 
 class Parameters:
@@ -65,8 +75,14 @@ class Parameters:
             return {name: value for name, value in arguments.items() if not self._is_default(name, value)}
         try:
             values = self._model.model_validate_json(msgspec.json.encode(arguments), strict=True)
-            # A value that was not sent is left out, too: a factory makes another one each time.
-            return values.model_dump(mode="json", exclude_unset=True, exclude_defaults=True, warnings=False)
+            fields = type(values).model_fields
+            sent = [(name, getattr(values, key), fields[key].default) for key, name in self._fields.items()]
+            # What lies deeper stays as it was sent: a default there may be what tells one kind of record from another.
+            return {
+                name: to_jsonable_python(value) if isinstance(value, _PLAIN) else arguments[name]
+                for name, value, default in sent
+                if name in arguments and not _same(value, default)
+            }
         except Exception:  # noqa: BLE001 - they do not fit, or hold a value that no JSON can show
             return arguments
 
@@ -80,6 +96,11 @@ class Parameters:
 
     def _fits(self, value: JsonValue) -> bool:
         return fits(self._model.model_validate_json, value)
+
+
+def _same(value: object, default: object) -> bool:
+    # To Python a truth value equals a number.
+    return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)
 
 
 def problem_lines(schema: JsonObject, value: JsonValue, error: Exception) -> list[str]:

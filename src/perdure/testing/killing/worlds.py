@@ -44,7 +44,10 @@ class FilesWorld:
         if self._template is None:
             self._folder.mkdir(parents=True)
         else:
-            shutil.copytree(self._template, self._folder, symlinks=True, copy_function=_copy)
+            try:
+                shutil.copytree(self._template, self._folder, symlinks=True, copy_function=_copy)
+            except shutil.Error as error:
+                raise OSError(error.args[0][0][2]) from error  # of many, the first one in words
 
     def effects(self) -> Sequence[JsonValue]:
         """As `CrashWorld.effects`."""
