@@ -13,6 +13,7 @@ from tests.stores.shapes import OpenStore
 from perdure.errors import StoreError
 from perdure.ports import Lease
 from perdure.stores.sqlite import SqliteStore
+from perdure.stores.writer import LOOK_NS
 from perdure.testing.conformance import begun, read
 
 
@@ -67,6 +68,7 @@ async def test_nothing_is_confirmed_to_a_store_that_was_taken_away(
     store = await open_store()
     chain, lease = await begun(store)
     await store.append(lease, chain.next(), None)
+    await asyncio.sleep(2 * LOOK_NS / 1e9)
     take(path)
     with pytest.raises(StoreError, match=says):
         await store.append(lease, chain.next(), None)
@@ -114,6 +116,7 @@ async def test_a_log_moved_into_the_file_by_another_program_stops_nobody(open_st
     other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     other.close()
     assert _log(path).stat().st_size == 0
+    await asyncio.sleep(2 * LOOK_NS / 1e9)
     await store.append(lease, chain.next(), None)
     assert (await read(store, "run-1")).envelopes == tuple(chain.sealed)
 
@@ -138,5 +141,6 @@ async def test_a_store_that_another_program_made_smaller_stops_nobody(
     other.execute(f"insert into small values (zeroblob({4096 * since}))")
     other.close()
     assert path.stat().st_size < large / 2
+    await asyncio.sleep(2 * LOOK_NS / 1e9)
     await store.append(lease, chain.next(), None)
     assert (await read(store, "run-1")).envelopes == tuple(chain.sealed)

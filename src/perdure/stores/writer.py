@@ -23,6 +23,10 @@ from perdure.stores.faults import store_error
 from perdure.stores.leases import Driver
 from perdure.stores.presence import Presence
 
+LOOK_NS = 20_000_000
+"""The store's files are looked at before and after a commit, but no more often than this. Each look lets another thread
+in, and what is taken away may be taken away right after a commit as well."""
+
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], Any]
 
@@ -55,6 +59,7 @@ class Writer:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._connection: apsw.Connection | None = None
         self._presence = Presence(driver.path)
+        self._looked_ns = 0
         self.failure: StoreError | None = None
         """Why nothing is written any more; None while all is well."""
         self._thread: threading.Thread | None = None
@@ -144,8 +149,10 @@ class Writer:
             return [(piece, None, self.failure) for piece in batch]
         assert self._connection is not None
         began = time.monotonic()  # of the lock itself, which no clock of a test moves
+        look = self._clock.steady_ns() - self._looked_ns >= LOOK_NS
         try:
-            self._presence.check(self._connection)
+            if look:
+                self._presence.check(self._connection)
             self._connection.execute("begin immediate")
         except apsw.BusyError as error:
             busy = store_error(error, self._driver.path, waited_s=time.monotonic() - began)
@@ -153,7 +160,11 @@ class Writer:
         except (apsw.Error, StoreError) as error:
             return self._fail(batch, error)
         try:
-            return self._commit(self._connection, batch)
+            settled = self._commit(self._connection, batch)
+            if look:  # before anybody is told that it is durable
+                self._presence.check(self._connection)
+                self._looked_ns = self._clock.steady_ns()
+            return settled
         except Exception as error:  # noqa: BLE001 - whatever it was, what is stored is unknown from here on
             return self._fail(batch, error)
 
@@ -167,7 +178,6 @@ class Writer:
             settled = [self._apply(connection, piece) for piece in batch]
         if connection.in_transaction:
             connection.execute("commit")
-        self._presence.check(connection)  # before anybody is told that it is durable
         if beats:
             # In this order: who sees the renewal must see what was lost, too.
             self._driver.lose(lost)
