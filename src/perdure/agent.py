@@ -19,7 +19,7 @@ from perdure.contracts.contract import JsonObject, JsonValue
 from perdure.contracts.limits import LARGEST, Limits, Policy, Price, limit_problems
 from perdure.contracts.messages import Effect, ToolDescriptor
 from perdure.errors import AnswerToolNameTakenError, ConfigurationError, ToolDefinitionError
-from perdure.models.named import nearest
+from perdure.named import nearest
 from perdure.ports import ModelClient, Tool
 from perdure.prompting.texts import ANSWER_DESCRIPTION
 from perdure.tools.output import AnswerCheck

@@ -22,7 +22,7 @@ from perdure.contracts.agents import Settings
 from perdure.contracts.contract import Contract, JsonObject
 from perdure.contracts.limits import Limits, Price
 from perdure.errors import ConfigurationError
-from perdure.models.named import import_named, nearest
+from perdure.named import import_named, nearest
 
 
 class AgentFile(Contract, frozen=True):

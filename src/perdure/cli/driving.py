@@ -128,7 +128,8 @@ async def _to_the_end(
     if as_json:
         output.say_json(await engine.show(run.id))
     else:
-        ref = (await engine.state(run.id)).started.agent_ref if outcome.terminal_reason is None else None
+        idle = outcome.terminal_reason is None and outcome.park is None
+        ref = (await engine.state(run.id)).started.agent_ref if idle else None  # a park names its own command
         reports.outcome(outcome, ref=ref, stopped=stopped, named=several)
     return failure.INTERRUPTED if stopped else exit_code(outcome)
 

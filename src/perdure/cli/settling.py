@@ -97,7 +97,7 @@ async def limit(what: Settling, changes: list[str]) -> int:
 def _must_be_limits(totals: dict[str, str]) -> None:
     """Names that are no limits never reach the engine, which takes them as keywords."""
     from perdure.contracts.limits import LIMIT_NAMES
-    from perdure.models.named import nearest
+    from perdure.named import nearest
 
     known = (*LIMIT_NAMES, "deadline_seconds")
     for name in totals:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perdure.errors import ConfigurationError
-from perdure.models.named import import_named
+from perdure.named import import_named
 from perdure.ports import ModelClient
 
 

@@ -46,7 +46,7 @@ class Asking:
             ModelError: the call failed for good.
         """
         drive, transcript = self._drive, request.transcript.owner
-        if drive.cursor.live:
+        if drive.cursor.live:  # what is replayed is judged by neither: nothing is made up to ask them
             drive.must_not_have_ended(f"a model call at {call}")
             repairs = int(request.notice is not None and request.notice.kind is not NoticeKind.NO_CALL)
             await gates.reserve(drive, call, gates.Need(model_turns=1, repairs=repairs))

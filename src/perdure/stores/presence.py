@@ -1,8 +1,8 @@
 """Whether a store's files are still the ones that were opened.
 
 SQLite goes on over a file that was removed, replaced or cut off under it: every commit succeeds, and none can be found
-again. So commits count only while the store's name still leads to what was opened: the file, the log, and the index
-of the log (`-shm`), through which processes keep out of each other's way.
+again. So it is looked whether the store's name still leads to what was opened: the file, the log, and the index of the
+log (`-shm`), through which processes keep out of each other's way.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What `module:attribute` names: models, and for what lies above them agents, tools, outputs, loops and worlds."""
+"""What `module:attribute` names: agents, models, tools, outputs, loops and worlds."""
 
 import difflib
 import importlib
