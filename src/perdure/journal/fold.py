@@ -143,35 +143,25 @@ class RunState:
             MalformedJournalError: the event cannot follow.
         """
         kind = type(event)
-        problem = self._cannot_follow(kind, event)
-        if problem is not None:
-            raise MalformedJournalError(self.run_id, envelope.seq, envelope.kind, problem)
-        self.events += 1
-        self.updated_at = envelope.recorded_at
-        if kind is ev.DriveStarted:
-            self._active_before += self._active_drive
-        self._active_drive = envelope.active_ns
-        self.spent.active_ns = self._active_before + self._active_drive
+        if self.end is not None:
+            raise self._refused(envelope, "an event stands after the end of the run")
+        if (self.head is None) is not (kind is ev.RunStarted):
+            raise self._refused(envelope, "the first event, and only the first, must be run_started")
         case = _CASES.get(kind)
         if case is not None:
-            case(self, event, envelope)
-        if kind not in _NOTHING_NEW:
+            try:
+                case(self, event, envelope)
+            except _CannotFollow as error:
+                raise self._refused(envelope, str(error)) from None
+        self.events += 1
+        self.updated_at = envelope.recorded_at
+        self._active_drive = envelope.active_ns
+        self.spent.active_ns = self._active_before + self._active_drive
+        if self.idle_drives and kind not in _NOTHING_NEW:
             self.idle_drives = 0
 
-    def _cannot_follow(self, kind: type[ev.Event], event: Any) -> str | None:
-        if self.end is not None:
-            return "an event stands after the end of the run"
-        if (self.head is None) != (kind is ev.RunStarted):
-            return "the first event, and only the first, must be run_started"
-        if kind in _COMPLETIONS:
-            return None if event.call in self.open else f"call {event.call} is answered but not open"
-        if kind in _INTENTS:
-            return f"call {event.call} is asked for twice" if event.call in self._asked else None
-        if kind is ev.LateResultObserved and event.call not in self._asked:
-            return f"call {event.call} ended late but was never asked for"
-        if kind in _FROM_OUTSIDE and event.call not in self.waiting:
-            return f"nothing waits at {event.call}"
-        return None
+    def _refused(self, envelope: Envelope, problem: str) -> MalformedJournalError:
+        return MalformedJournalError(self.run_id, envelope.seq, envelope.kind, problem)
 
     @property
     def active_before_ns(self) -> int:
@@ -217,10 +207,37 @@ class RunState:
             return Park("needs_reconciliation", doubt.call, doubt.since, detail)
         return None
 
+    def begin_drive(self, epoch: int) -> None:
+        """Another drive begins, and its active time from zero."""
+        self.drives += 1
+        self.epoch = epoch
+        self._active_before += self._active_drive
+
     def ask(self, call: OpenCall) -> None:
         """Opens a call: its intent is recorded."""
+        if call.call in self._asked:
+            raise _CannotFollow(f"call {call.call} is asked for twice")
         self._asked.add(call.call)
         self.open[call.call] = call
+
+    def answer(self, call: str) -> OpenCall:
+        """Closes a call: its completion is recorded."""
+        opened = self.open.pop(call, None)
+        if opened is None:
+            raise _not_open(call)
+        return opened
+
+    def is_open(self, call: str) -> OpenCall:
+        """A call that something is recorded about while it goes on."""
+        opened = self.open.get(call)
+        if opened is None:
+            raise _not_open(call)
+        return opened
+
+    def must_have_asked(self, call: str) -> None:
+        """A call that something is recorded about after it was closed."""
+        if call not in self._asked:
+            raise _CannotFollow(f"call {call} ended late but was never asked for")
 
     def doubts(self) -> list[OpenCall]:
         """Writes that may have happened and are not settled, by place."""
@@ -246,18 +263,14 @@ class RunState:
         return self.started.agent.name, phase, reason, stored.kind if stored else None, wake_at
 
 
-_COMPLETIONS: frozenset[type[ev.Event]] = frozenset(
-    {
-        ev.ModelCallCompleted,
-        ev.ModelCallFailed,
-        ev.ToolCallCompleted,
-        ev.ToolCallFailed,
-        ev.AttemptStarted,
-        ev.EffectResolved,
-    }
-)
-_INTENTS: frozenset[type[ev.Event]] = frozenset({ev.ModelCallRequested, ev.ToolCallRequested})
-_FROM_OUTSIDE: frozenset[type[ev.Event]] = frozenset({ev.Resumed, ev.Woken})
+class _CannotFollow(Exception):
+    """An event does not fit what came before it. A case raises it before it changes anything."""
+
+
+def _not_open(call: str) -> _CannotFollow:
+    return _CannotFollow(f"call {call} is answered but not open")
+
+
 _NOTHING_NEW: frozenset[type[ev.Event]] = frozenset({ev.DriveStarted, ev.AttemptStarted, ev.LateResultObserved})
 """What a drive records without getting any further."""
 
@@ -271,26 +284,25 @@ def _run_started(state: RunState, event: ev.RunStarted, envelope: Envelope) -> N
 
 
 def _drive_started(state: RunState, event: ev.DriveStarted, envelope: Envelope) -> None:
-    state.drives += 1
-    state.epoch = event.epoch
+    state.begin_drive(event.epoch)
     # Asking for the run by name lifts a crash loop; being picked up does not.
     state.idle_drives = state.idle_drives + 1 if event.cause == "recover" else 1
 
 
 def _model_requested(state: RunState, event: ev.ModelCallRequested, envelope: Envelope) -> None:
+    state.ask(OpenCall(event.call, None, 1, envelope.recorded_at))
     state.spent.model_turns += 1
     if event.notice is not None and event.notice.kind != "no_call":
         state.spent.model_repairs += 1
-    state.ask(OpenCall(event.call, None, 1, envelope.recorded_at))
 
 
 def _model_completed(state: RunState, event: ev.ModelCallCompleted, envelope: Envelope) -> None:
-    state.open.pop(event.call)
+    state.answer(event.call)
     state.spent.book(event.turn.usage, event.cost)
 
 
 def _model_failed(state: RunState, event: ev.ModelCallFailed, envelope: Envelope) -> None:
-    state.open.pop(event.call)
+    state.answer(event.call)
     if event.usage is not None:
         state.spent.book(event.usage, cost_of(event.usage, state.started.agent.policy.price))
 
@@ -309,13 +321,13 @@ def _batch_accepted(state: RunState, event: ev.BatchAccepted, envelope: Envelope
 
 
 def _tool_requested(state: RunState, event: ev.ToolCallRequested, envelope: Envelope) -> None:
+    state.ask(OpenCall(event.call, event.tool, 1, envelope.recorded_at, event.arguments, event.effect, event.key))
     state.reserved.discard(event.call)
     state.spent.tool_calls += 1
-    state.ask(OpenCall(event.call, event.tool, 1, envelope.recorded_at, event.arguments, event.effect, event.key))
 
 
 def _attempt_started(state: RunState, event: ev.AttemptStarted, envelope: Envelope) -> None:
-    call = state.open[event.call]
+    call = state.is_open(event.call)
     call.attempt, call.since, call.resolution = event.n, envelope.recorded_at, None
     if call.tool is None:
         state.spent.model_turns += 1
@@ -324,12 +336,13 @@ def _attempt_started(state: RunState, event: ev.AttemptStarted, envelope: Envelo
 
 
 def _tool_settled(state: RunState, event: ev.ToolCallCompleted | ev.ToolCallFailed, envelope: Envelope) -> None:
-    call = state.open.pop(event.call)
-    if isinstance(event, ev.ToolCallFailed) and event.reason == "unknown":
+    call = state.answer(event.call)
+    if type(event) is ev.ToolCallFailed and event.reason == "unknown":
         state.unknown[event.call] = call
 
 
 def _late_result(state: RunState, event: ev.LateResultObserved, envelope: Envelope) -> None:
+    state.must_have_asked(event.call)
     # An error settles nothing: it may come of having been told to stop.
     if event.reason is None:
         state.late[event.call] = event
@@ -342,7 +355,7 @@ def _tool_refused(state: RunState, event: ev.ToolCallRefused, envelope: Envelope
 
 
 def _effect_resolved(state: RunState, event: ev.EffectResolved, envelope: Envelope) -> None:
-    state.open[event.call].resolution = event
+    state.is_open(event.call).resolution = event
 
 
 def _waits(state: RunState, event: ev.Suspended | ev.SleepStarted, envelope: Envelope) -> None:
@@ -351,7 +364,8 @@ def _waits(state: RunState, event: ev.Suspended | ev.SleepStarted, envelope: Env
 
 
 def _goes_on(state: RunState, event: ev.Resumed | ev.Woken, envelope: Envelope) -> None:
-    state.waiting.pop(event.call)
+    if state.waiting.pop(event.call, None) is None:
+        raise _CannotFollow(f"nothing waits at {event.call}")
 
 
 def _budget_exceeded(state: RunState, event: ev.BudgetExceeded, envelope: Envelope) -> None:

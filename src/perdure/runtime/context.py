@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from operator import is_, itemgetter
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from perdure.calls import CallContext
 from perdure.contracts.agents import AgentSpec
@@ -48,7 +48,7 @@ class RunContext:
         self._drive = drive
         self._asking = Asking(drive)
         self._dispatch = Dispatch(drive)
-        self._caller = _Caller(drive)
+        self._one = _Operations(drive)
         self._turn = 0
         self._place = 0
         self._calls: tuple[ToolCall, ...] = ()
@@ -77,7 +77,7 @@ class RunContext:
         Raises:
             ModelError: the call failed for good.
         """
-        with self._caller.doing("ask"):
+        with self._one["ask"]:
             _must_be_whole(request)
             self._close_unanswered()
             self._turn += 1
@@ -95,7 +95,7 @@ class RunContext:
         """
         if not calls:
             return ()
-        with self._caller.doing("use"):
+        with self._one["use"]:
             whole = len(calls) == len(self._unanswered) == len(self._calls) and all(map(is_, calls, self._calls))
             places = range(len(calls)) if whole else self._places_of(calls)
             seen = await self._dispatch.use(
@@ -120,7 +120,7 @@ class RunContext:
             ValueFormError: an argument has no JSON form; nothing was recorded.
             CallFailedError: it failed, or its outcome is unknown.
         """
-        with self._caller.doing("do"):
+        with self._one["do"]:
             arguments: JsonObject = {"args": to_json(args)}
             kind = _effect(effect, name)
             call = self._next_id()
@@ -133,7 +133,7 @@ class RunContext:
         Raises:
             ConfigurationError: it is no valid schema; nothing was recorded.
         """
-        with self._caller.doing("wait"):
+        with self._one["wait"]:
             call = self._next_id()
             self._drive.must_not_have_ended(f"a wait at {call}")
             check = self._drive.bindings.check_schema
@@ -143,14 +143,14 @@ class RunContext:
 
     async def sleep(self, duration: timedelta) -> None:
         """Parks for a time that survives restarts; goes on at once when it has passed already."""
-        with self._caller.doing("sleep"):
+        with self._one["sleep"]:
             if not isinstance(duration, timedelta):
                 raise ConfigurationError(f"{duration!r} is no timedelta", where="sleep", next="give a timedelta")
             await self._sleep(duration)
 
     async def sleep_until(self, instant: datetime) -> None:
         """Parks until an instant. An instant without a time zone is refused."""
-        with self._caller.doing("sleep_until"):
+        with self._one["sleep_until"]:
             if instant.utcoffset() is None:
                 raise ConfigurationError(
                     f"{instant.isoformat()} has no time zone", where="sleep_until", next="give an aware datetime"
@@ -164,7 +164,7 @@ class RunContext:
 
     async def now(self) -> datetime:
         """The wall clock (UTC), read once and replayed."""
-        with self._caller.doing("now"):
+        with self._one["now"]:
             call, clock = self._next_id(), self._drive.bindings.clock
             return gates.from_ns(
                 self._observe(ev.NowObserved(call, 0), lambda: ev.NowObserved(call, clock.now_ns())).now_ns
@@ -172,7 +172,7 @@ class RunContext:
 
     async def entropy(self) -> int:
         """64 random bits (0 to 2**64-1), drawn once and replayed."""
-        with self._caller.doing("entropy"):
+        with self._one["entropy"]:
             call, entropy = self._next_id(), self._drive.bindings.entropy
             drawn = self._observe(
                 ev.EntropyObserved(call, 0),
@@ -183,7 +183,7 @@ class RunContext:
     async def patched(self, name: str) -> bool:
         """Whether this run takes the changed path of the code named so: true for a run that first comes here now,
         false for one that passed here before the change. Remembered for the run."""
-        with self._caller.doing("patched"):
+        with self._one["patched"]:
             known = self._patches.get(name)
             if known is None:
                 recorded = self._drive.cursor.peek()
@@ -196,7 +196,7 @@ class RunContext:
 
     async def check_limits(self) -> None:
         """Stops here when a limit is reached already: parks, or ends the run under `on_exhausted = "finish"`."""
-        with self._caller.doing("check_limits"):
+        with self._one["check_limits"]:
             if self._drive.cursor.live:
                 await gates.reserve(self._drive, str(self._turn + 1), gates.Need(model_turns=1))
 
@@ -254,44 +254,55 @@ class RunContext:
         self._answered(closed)
 
 
-class _Caller:
-    """Lets one caller in at a time, and latches the drive when what the caller asked for was refused or cut off."""
+class _Operations(dict[str, "_Operation"]):
+    """The kinds of call on the context, by name; one caller at a time."""
 
     def __init__(self, drive: Drive) -> None:
-        self._drive = drive
-        self._busy: str | None = None
+        self.drive = drive
+        self.busy: str | None = None
 
-    def doing(self, operation: str) -> Self:
-        """Opens the context for one operation; entered at once, by `with`."""
-        self._drive.check_latch()
-        if self._busy is not None:
-            raise ConcurrentUseError(
-                f"{operation} was called while {self._busy} is open",
-                where=f"run {self._drive.run_id}",
-                next="await one call after the other; for concurrent calls use one batch",
-            )
-        self._busy = operation
-        return self
+    def __missing__(self, name: str) -> "_Operation":
+        made = self[name] = _Operation(self, name)
+        return made
+
+
+class _Operation:
+    """One kind of call on the context. Latches the drive when what the caller asked for was refused or cut off."""
+
+    __slots__ = ("_all", "_name")
+
+    def __init__(self, all: _Operations, name: str) -> None:
+        self._all, self._name = all, name
 
     def __enter__(self) -> None:
-        pass
+        operations = self._all
+        if operations.drive.latch is not None:
+            raise operations.drive.latch
+        if operations.busy is not None:
+            raise ConcurrentUseError(
+                f"{self._name} was called while {operations.busy} is open",
+                where=f"run {operations.drive.run_id}",
+                next="await one call after the other; for concurrent calls use one batch",
+            )
+        operations.busy = self._name
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._busy = None
+        self._all.busy = None
         if error is None:
             return
+        drive = self._all.drive
         if isinstance(error, RefusedError):
             # A loop that swallows a refusal must not go on as if nothing were wrong.
-            self._drive.refuse(error)
+            drive.refuse(error)
         if isinstance(error, asyncio.CancelledError):
-            self._drive.check_latch()
-            if self._drive.cancel_requested is not None:
-                self._drive.park(CANCELLED)
+            drive.check_latch()
+            if drive.cancel_requested is not None:
+                drive.park(CANCELLED)
             # A call was cut off (by a time limit of the loop's own, say): its place in the journal has no answer, so
             # this drive asks for nothing more, whatever the loop makes of the signal.
-            self._drive.latch = Parked(INTERRUPTED, {})
+            drive.latch = Parked(INTERRUPTED, {})
 
 
 def _must_be_whole(request: ModelRequest) -> None:
