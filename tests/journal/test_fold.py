@@ -1,6 +1,7 @@
 """State as a fold: what may follow what, what is counted, and what a run that nobody drives waits for."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from perdure.contracts.messages import AssistantTurn, Effect, Usage
 from perdure.errors import MalformedJournalError
 from perdure.journal import events as ev
 from perdure.journal.envelope import FIRST_PREVIOUS, Envelope, seal
-from perdure.journal.fold import CRASH_LOOP_DRIVES, RunState, fold
+from perdure.journal.fold import CRASH_LOOP_DRIVES, RunState, fold, fold_on
 
 RUN = "run-1"
 HEAD = ev.RunStarted(AgentSpec("a", "", (), Policy(Limits(max_model_turns=10))), "task", "p:m", "0")
@@ -60,6 +61,9 @@ def model(call: str, usage: Usage | None = None) -> list[ev.Event]:
             [HEAD, tool("1.0"), ev.ToolCallCompleted("1.0", 1), tool("1.0")], id="asked again after its answer"
         ),
         pytest.param([HEAD, *model("1"), ev.ModelCallRequested("1", "p:m", "t")], id="a turn asked for again"),
+        pytest.param([HEAD, ev.ToolCallFailed("1.0", "error", "x", "x")], id="a failure of nothing"),
+        pytest.param([HEAD, ev.ModelCallCompleted("1", AssistantTurn())], id="a turn nobody asked for"),
+        pytest.param([HEAD, ev.ModelCallFailed("1", "client", "x")], id="a failed turn nobody asked for"),
         pytest.param([HEAD, ev.AttemptStarted("1.0", 2, "recovery")], id="an attempt at nothing"),
         pytest.param([HEAD, ev.EffectResolved("1.0", "happened")], id="a verdict on nothing"),
         pytest.param([HEAD, ev.LateResultObserved("1.0", 1, 7)], id="a late result of nothing"),
@@ -69,10 +73,14 @@ def model(call: str, usage: Usage | None = None) -> list[ev.Event]:
     ],
 )
 def test_an_event_that_cannot_follow_is_damage(events: Sequence[ev.Event]) -> None:
-    """S-070, C15: fails closed, naming the event."""
+    """S-070, C15: fails closed, naming the event, and nothing of it is taken into the state."""
+    *sound, last = sealed(*events)
+    folded, _ = fold(RUN, sound)
+    before = deepcopy(vars(folded))
     with pytest.raises(MalformedJournalError) as found:
-        state(*events)
-    assert found.value.seq is not None
+        fold_on(folded, [last])
+    assert found.value.seq == last.seq
+    assert vars(folded) == before
 
 
 def test_an_empty_journal_has_no_head() -> None:

@@ -227,7 +227,7 @@ class RunState:
             raise _not_open(call)
         return opened
 
-    def is_open(self, call: str) -> OpenCall:
+    def open_call(self, call: str) -> OpenCall:
         """A call that something is recorded about while it goes on."""
         opened = self.open.get(call)
         if opened is None:
@@ -327,7 +327,7 @@ def _tool_requested(state: RunState, event: ev.ToolCallRequested, envelope: Enve
 
 
 def _attempt_started(state: RunState, event: ev.AttemptStarted, envelope: Envelope) -> None:
-    call = state.is_open(event.call)
+    call = state.open_call(event.call)
     call.attempt, call.since, call.resolution = event.n, envelope.recorded_at, None
     if call.tool is None:
         state.spent.model_turns += 1
@@ -355,7 +355,7 @@ def _tool_refused(state: RunState, event: ev.ToolCallRefused, envelope: Envelope
 
 
 def _effect_resolved(state: RunState, event: ev.EffectResolved, envelope: Envelope) -> None:
-    state.is_open(event.call).resolution = event
+    state.open_call(event.call).resolution = event
 
 
 def _waits(state: RunState, event: ev.Suspended | ev.SleepStarted, envelope: Envelope) -> None:
