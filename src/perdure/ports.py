@@ -85,7 +85,19 @@ class TurnDone(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-ModelEvent = TextDelta | CallDelta | CallDone | OpaqueDelta | UsageReport | TurnDone
+class Degraded(msgspec.Struct, frozen=True):
+    """The request was carried out in a weaker way than asked. Part of no turn: recorded beside it, also when the
+    attempt fails."""
+
+    code: str
+    """A stable word: `model_fallback`, `tool_choice_auto`."""
+    summary: str
+    """What was done instead of what, for a person; no text of a provider's."""
+    standing: bool = False
+    """It holds for every request of the run alike, and is recorded once."""
+
+
+ModelEvent = TextDelta | CallDelta | CallDone | OpaqueDelta | UsageReport | Degraded | TurnDone
 
 
 class ModelClient(Protocol):

@@ -55,7 +55,7 @@ def test_a_module_and_an_attribute_give_the_client_that_is_there(
     ("ref", "says"),
     [
         ("opneai:gpt", "did you mean openai"),
-        ("nowhere_at_all:gpt", "known providers are openai"),
+        ("nowhere_at_all:gpt", "known providers are "),
         ("openai:", "written provider:name"),
         ("gpt", "written provider:name"),
     ],

@@ -19,6 +19,7 @@ from perdure.testing.replies import Reply, ScriptedCall, calls, fault, text
 from perdure.testing.wire.openai_chat import HTTP_RULES, RULES
 from perdure.testing.wire.openai_messages import MAX_CONTENT
 
+KNOWN = ", ".join(sorted(wire.PROTOCOLS))
 GOOD_HEADERS = {"Authorization": "Bearer key-for-tests", "Content-Type": "application/json"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
 OTHER = {"id": "c2", "type": "function", "function": {"name": "read", "arguments": "{}"}}
@@ -438,7 +439,7 @@ async def test_bytes_that_are_no_http_end_their_own_connection_only() -> None:
 
 async def test_an_unknown_protocol_is_refused_with_the_known_ones() -> None:
     """O15."""
-    with pytest.raises(ConfigurationError, match="known are: openai-chat"):
+    with pytest.raises(ConfigurationError, match=f"known are: {KNOWN}"):
         async with wire.serve("openai-chats", []):
             pass
 
@@ -487,7 +488,7 @@ async def test_as_a_process_it_says_where_it_listens_logs_requests_and_ends_on_s
 @pytest.mark.parametrize(
     ("protocol", "replies", "says"),
     [
-        ("smoke-signals", "script:replies", "known are: openai-chat"),
+        ("smoke-signals", "script:replies", f"known are: {KNOWN}"),
         ("openai-chat", "script:gone", "'gone' is nothing"),
         ("openai-chat", "nowhere:replies", "importing nowhere failed"),
         ("openai-chat", "script", "named module:attribute"),

@@ -5,25 +5,28 @@ what a provider sent as an id may repeat or be missing, and is never sent back.
 """
 
 import asyncio
-import importlib.util
 import os
-import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from perdure.contracts.contract import JsonObject, canonical
-from perdure.contracts.limits import LARGEST
-from perdure.contracts.messages import Observation, StopReason, ToolCall, ToolDescriptor, Usage
-from perdure.errors import ConfigurationError, ModelError, StreamFaultError
-from perdure.journal.transcript import ResultsEntry, TurnEntry, UserEntry
+from perdure.contracts.messages import StopReason, ToolDescriptor, Usage
+from perdure.errors import ModelError, StreamFaultError
+from perdure.models.failures import refuse_other_content
+from perdure.models.history import Answered, Said, history
 from perdure.models.openai_errors import translate
+from perdure.models.schemas import object_schema
+from perdure.models.sdk import bounded_hook, cause_of, count, key_from, must_be_installed
 from perdure.ports import CallDelta, ModelEvent, TextDelta, TurnDone, UsageReport
 from perdure.prompting.request import ModelRequest
+from perdure.prompting.wire_names import wire_name
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+PROVIDER = "openai-chat"
+"""Whose opaque parts are sent back."""
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 
@@ -34,8 +37,6 @@ _STOPS = {
     "function_call": StopReason.CALLS,
     "content_filter": StopReason.REFUSED,
 }
-
-_NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class OpenAIChat:
@@ -53,22 +54,12 @@ class OpenAIChat:
     strict = True
 
     def __init__(self, model: str, *, base_url: str | None = None, api_key: str | None = None) -> None:
-        if importlib.util.find_spec("openai") is None:
-            raise ConfigurationError(
-                "the OpenAI SDK is not installed", where=f"openai:{model}", next="run: pip install 'perdure[openai]'"
-            )
-        key = api_key or os.environ.get(KEY_VARIABLE, "")
-        if not key:
-            raise ConfigurationError(
-                "there is no API key",
-                where=f"openai:{model}",
-                next=f"set {KEY_VARIABLE} (any word, for a server of your own that asks for none)",
-            )
         self.model = model
         self.target = f"openai:{model}"
+        must_be_installed("openai", "openai", self.target)
+        hint = " (any word, for a server of your own that asks for none)"
+        self._key = key_from((KEY_VARIABLE,), api_key, self.target, hint=hint)
         self.base_url = base_url or os.environ.get(URL_VARIABLE) or None
-        # Behind a function, so that no repr, log line or pickle of this object shows it.
-        self._key: Callable[[], str] = lambda: key
         self._client: AsyncOpenAI | None = None
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
@@ -83,12 +74,12 @@ class OpenAIChat:
         response: Any = None
         try:
             response = await client.chat.completions.create(**arguments, timeout=request.settings.timeout_s)
-            _refuse_other_content(response.response.headers.get("content-type", ""), self.target)
+            refuse_other_content(response.response.headers.get("content-type", ""), self.target)
             begun = True
             async for event in _events(response, self.target):
                 yield event
         except (OpenAIError, ValueError) as error:  # a ValueError: the SDK met a chunk that is no JSON
-            raise translate(error, self.target, self._key(), streaming=begun) from error
+            raise cause_of(error) or translate(error, self.target, self._key(), streaming=begun) from error
         finally:
             if response is not None:
                 await response.close()
@@ -107,11 +98,13 @@ class OpenAIChat:
         return self._client
 
     def _make_client(self) -> "AsyncOpenAI":
-        from openai import AsyncOpenAI
+        import httpx2
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         from openai.resources.chat import AsyncCompletions  # noqa: F401 (else imported by the first request)
 
+        http = DefaultAsyncHttpxClient(event_hooks={"response": [bounded_hook(httpx2, self.target)]})
         # Retries are the runtime's: each attempt is counted and recorded before it is made.
-        return AsyncOpenAI(api_key=self._key(), base_url=self.base_url, max_retries=0)
+        return AsyncOpenAI(api_key=self._key(), base_url=self.base_url, max_retries=0, http_client=http)
 
     def _arguments(self, request: ModelRequest) -> JsonObject:
         settings = request.settings
@@ -139,81 +132,34 @@ class OpenAIChat:
 
 
 def chat_messages(request: ModelRequest) -> list[JsonObject]:
-    """The request's instructions and transcript as messages. Pure: equal requests give equal messages.
-
-    Nothing empty goes on the wire: blank texts, and turns with neither text nor calls, are left out. Results stand
-    directly behind their turn, which is where the protocol wants them, and a call without a result is left out.
-    """
+    """The request's instructions and transcript as messages. Pure: equal requests give equal messages."""
     messages: list[JsonObject] = []
     if request.instructions.strip():
         messages.append({"role": "system", "content": request.instructions})
-    turn: TurnEntry | None = None
-    number = -1
-    between: list[JsonObject] = []
-    answers: list[Observation] = []
-    for entry in request.transcript:
-        if isinstance(entry, UserEntry):
-            if entry.text.strip():
-                between.append({"role": "user", "content": entry.text})
-        elif isinstance(entry, ResultsEntry):
-            answers.extend(entry.observations)
-        else:
-            messages.extend(_segment(turn, number, answers, between))
-            turn, number, between, answers = entry, number + 1, [], []
-    messages.extend(_segment(turn, number, answers, between))
+    for item in history(request.transcript, PROVIDER):
+        if isinstance(item, Said):
+            messages.append({"role": "user", "content": item.text})
+            continue
+        message: JsonObject = {"role": "assistant", "content": item.text or None}
+        if item.answers:
+            message["tool_calls"] = [_call(answer) for answer in item.answers]
+        messages.append(message)
+        messages.extend(
+            {"role": "tool", "tool_call_id": answer.wire_id, "content": answer.result.text} for answer in item.answers
+        )
     return messages
 
 
-def _segment(
-    entry: TurnEntry | None, number: int, answers: list[Observation], between: list[JsonObject]
-) -> Iterator[JsonObject]:
-    """One turn, the results of its calls in call order, then what people said before the next turn."""
-    if entry is not None:
-        given = {answer.call: answer.text for answer in answers}
-        answered = [
-            (f"call_{number}_{place}", call, given[f"{entry.id}.{place}"])
-            for place, call in enumerate(entry.turn.calls)
-            if f"{entry.id}.{place}" in given
-        ]
-        text = entry.turn.text
-        said = text if text.strip() else None
-        if answered:
-            wire = [_call(wire_id, call) for wire_id, call, _ in answered]
-            yield {"role": "assistant", "content": said, "tool_calls": wire}
-        elif said is not None:
-            yield {"role": "assistant", "content": said}
-        for wire_id, _, result in answered:
-            yield {"role": "tool", "tool_call_id": wire_id, "content": result}
-    yield from between
-
-
-def _call(wire_id: str, call: ToolCall) -> JsonObject:
-    # A name the model made up may hold characters the service refuses in a history (mcp-use#90), for ever after.
-    name = _NOT_A_NAME.sub("_", call.name)[:64]
+def _call(call: Answered) -> JsonObject:
     arguments = canonical(call.arguments).decode("utf-8")
-    return {"id": wire_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call.wire_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _tool(tool: ToolDescriptor) -> JsonObject:
-    schema = tool.input_schema
-    if schema.get("type") == "object" and "properties" not in schema:
-        # An object schema without properties is refused (github-mcp-server#1548).
-        schema = {**schema, "properties": {}}
-    function: JsonObject = {"name": tool.name, "parameters": schema}
+    function: JsonObject = {"name": wire_name(tool.name), "parameters": object_schema(tool.input_schema)}
     if tool.description:
         function["description"] = tool.description
     return {"type": "function", "function": function}
-
-
-def _refuse_other_content(content_type: str, target: str) -> None:
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind in ("text/html", "application/json"):
-        raise ModelError(
-            "protocol",
-            f"the answer is {kind}, not a stream of events",
-            where=target,
-            next="check that the base URL leads to a server that streams Chat Completions",
-        )
 
 
 async def _events(chunks: Any, target: str) -> AsyncIterator[ModelEvent]:
@@ -267,13 +213,8 @@ def _delta(delta: Any, target: str) -> Iterator[ModelEvent]:
 def _usage(usage: Any) -> Usage:
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
     return Usage(
-        input_tokens=_count(usage.prompt_tokens),
-        output_tokens=_count(usage.completion_tokens),
-        cached_tokens=_count(prompt.cached_tokens) if prompt is not None else None,
-        reasoning_tokens=_count(completion.reasoning_tokens) if completion is not None else None,
+        input_tokens=count(usage.prompt_tokens),
+        output_tokens=count(usage.completion_tokens),
+        cached_tokens=count(prompt.cached_tokens) if prompt is not None else None,
+        reasoning_tokens=count(completion.reasoning_tokens) if completion is not None else None,
     )
-
-
-def _count(value: object) -> int | None:
-    # What is no count, or none that a store could hold, says nothing.
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else None

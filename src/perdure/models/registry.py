@@ -1,22 +1,24 @@
 """From a model's name in an agent file to its client."""
 
 import difflib
+import importlib
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 from perdure.errors import ConfigurationError
 from perdure.named import import_named
 from perdure.ports import ModelClient
 
+_PROVIDERS = {
+    "openai": "perdure.models.openai_chat:OpenAIChat",
+}
+"""By provider: the class of its client, made with a name and `base_url`, imported on first use."""
 
-def _openai(name: str, base_url: str | None) -> ModelClient:
-    from perdure.models.openai_chat import OpenAIChat
 
-    return OpenAIChat(name, base_url=base_url)
-
-
-_PROVIDERS: dict[str, Callable[[str, str | None], ModelClient]] = {"openai": _openai}
+def _made(provider: str, name: str, base_url: str | None) -> ModelClient:
+    module, _, attribute = _PROVIDERS[provider].partition(":")
+    client: ModelClient = getattr(importlib.import_module(module), attribute)(name, base_url=base_url)
+    return client
 
 
 def found_client(ref: str, *, base_url: str | None = None) -> tuple[ModelClient, bool]:
@@ -32,9 +34,8 @@ def found_client(ref: str, *, base_url: str | None = None) -> tuple[ModelClient,
     head, colon, name = ref.partition(":")
     if not (head and colon and name):
         raise _bad(ref, "a model is written provider:name or module:attribute", "write openai:NAME, say")
-    provider = _PROVIDERS.get(head)
-    if provider is not None:
-        return provider(name, base_url), True
+    if head in _PROVIDERS:
+        return _made(head, name, base_url), True
     if "." not in head and importlib.util.find_spec(head) is None:
         near = difflib.get_close_matches(head, _PROVIDERS, n=1, cutoff=0.5)
         known = f"did you mean {near[0]}?" if near else f"known providers are {', '.join(sorted(_PROVIDERS))}"

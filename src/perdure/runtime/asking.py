@@ -7,13 +7,15 @@ import msgspec
 
 from perdure.contracts.contract import canonical
 from perdure.contracts.limits import cost_of
-from perdure.contracts.messages import AssistantTurn, Usage
+from perdure.contracts.messages import AssistantTurn, CallPart, Usage
 from perdure.contracts.notices import Notice, NoticeKind
 from perdure.errors import DivergedError, ModelError
 from perdure.journal import events as ev
 from perdure.journal.cursor import Live, Permit, Replayed
 from perdure.journal.transcript import Transcript, TurnEntry, UserEntry, keyed_digest
+from perdure.ports import Degraded
 from perdure.prompting.request import ModelRequest
+from perdure.prompting.wire_names import true_names
 from perdure.runtime import gates
 from perdure.runtime.arguments import storable
 from perdure.runtime.drive import Drive
@@ -105,9 +107,11 @@ class Asking:
         attempt = 1
         while True:
             await drive.dispatchable()
+            degradations: list[Degraded] = []
             try:
-                turn = await self._stream(asked.call, request)
+                turn = await self._stream(asked.call, request, degradations)
             except Exception as raised:  # noqa: BLE001 - a client's defect is the call's failure
+                self._record_degradations(permit, degradations)
                 error = raised if isinstance(raised, ModelError) else _of_client(raised)
                 if attempt >= ATTEMPTS or not _may_pass(error):
                     self._fail(permit, error)
@@ -115,18 +119,27 @@ class Asking:
                 attempt += 1
                 continue
             turn = _with_usage(turn, request)
+            self._record_degradations(permit, degradations)
             drive.record(permit, ev.ModelCallCompleted(permit.call, turn, cost_of(turn.usage, drive.spec.policy.price)))
             return turn
 
-    async def _stream(self, call: str, request: ModelRequest) -> AssistantTurn:
+    def _record_degradations(self, permit: Permit, degradations: list[Degraded]) -> None:
+        recorded = {(event.code, event.summary) for event in self._drive.state.degradations}
+        for one in degradations:
+            if not (one.standing and (one.code, one.summary) in recorded):
+                self._drive.record(permit, ev.ExecutionDegraded(one.code, one.summary))
+
+    async def _stream(self, call: str, request: ModelRequest, degradations: list[Degraded]) -> AssistantTurn:
         model, on_delta = self._drive.bindings.model, self._drive.bindings.on_delta
-        return await assemble(
+        turn = await assemble(
             model.stream(request),
             strict=model.strict,
             idle_timeout_s=request.settings.idle_timeout_s,
             timeout_s=request.settings.timeout_s,
             on_delta=None if on_delta is None else lambda event: on_delta(call, event),
+            degradations=degradations,
         )
+        return _by_true_names(turn, request)
 
     async def _recover(self, permit: Permit) -> None:
         """The driver before stopped inside this call: it stays charged, and a new attempt is charged too."""
@@ -164,6 +177,20 @@ class Asking:
         failed = ev.ModelCallFailed(permit.call, error.kind, storable(str(error))[:2000], error.retryable, usage)
         self._drive.record(permit, failed)
         raise _error_of(failed) from error
+
+
+def _by_true_names(turn: AssistantTurn, request: ModelRequest) -> AssistantTurn:
+    """A tool has one name here, whatever a provider had to call it: limits, approvals and the journal go by that."""
+    names = true_names(tool.name for tool in request.tools)
+    if not any(call.name in names for call in turn.calls):
+        return turn
+    content = tuple(
+        CallPart(msgspec.structs.replace(part.call, name=names.get(part.call.name, part.call.name)))
+        if isinstance(part, CallPart)
+        else part
+        for part in turn.content
+    )
+    return msgspec.structs.replace(turn, content=content)
 
 
 def _kind(notice: Notice | None) -> NoticeKind | None:

@@ -8,7 +8,7 @@ Refuses to know any provider: identity hints come as the provider sent them, and
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, assert_never
 
 from perdure.contracts.limits import LARGEST
 from perdure.contracts.messages import (
@@ -23,7 +23,7 @@ from perdure.contracts.messages import (
     Usage,
 )
 from perdure.errors import StreamFaultError
-from perdure.ports import CallDelta, CallDone, ModelEvent, OpaqueDelta, TextDelta, TurnDone, UsageReport
+from perdure.ports import CallDelta, CallDone, Degraded, ModelEvent, OpaqueDelta, TextDelta, TurnDone, UsageReport
 from perdure.runtime.arguments import RAW_LIMIT, parse_arguments, size, storable
 
 MAX_TEXT_BYTES = 1 << 20
@@ -143,6 +143,10 @@ class TurnAssembler:
                 self._take_usage(event.usage)
             case TurnDone():
                 self._end = event
+            case Degraded():
+                pass  # about the request and no part of the reply: whoever asked hears of it
+            case _:
+                assert_never(event)
 
     def finish(self) -> AssistantTurn:
         """The turn, once the stream has ended.
@@ -315,6 +319,7 @@ async def assemble(
     idle_timeout_s: float,
     timeout_s: float,
     on_delta: Callable[[ModelEvent], None] | None = None,
+    degradations: list[Degraded] | None = None,
 ) -> AssistantTurn:
     """Reads one stream to its end, within its time limits, and closes it whatever happens.
 
@@ -323,6 +328,7 @@ async def assemble(
         idle_timeout_s: longest silence between two events, in seconds.
         timeout_s: longest time for all of it, in seconds.
         on_delta: called with each event once it was accepted; it must not block or raise.
+        degradations: gets each `Degraded` of the stream, also when the attempt fails.
 
     Raises:
         StreamFaultError: a fault of `TurnAssembler`, or `idle` or `timeout` when a limit passed. `usage` is the last
@@ -338,6 +344,8 @@ async def assemble(
                 async for event in stream:
                     watch.last = now()
                     feed(event)
+                    if type(event) is Degraded and degradations is not None:
+                        degradations.append(event)
                     if on_delta is not None:
                         on_delta(event)
             finally:

@@ -38,7 +38,7 @@ class ScriptedCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """One scripted reply: text, then calls, then how it ends."""
+    """One scripted reply: reasoning, text, then calls, then how it ends."""
 
     text: str = ""
     calls: tuple[ScriptedCall, ...] = ()
@@ -50,6 +50,9 @@ class Reply:
     """What goes wrong, by its kind; see `fault`."""
     retry_after_s: float | None = None
     """For a fault that is a refusal: the wait it asks for, in seconds."""
+    reasoning: str = ""
+    """What the model thought before it spoke, where a protocol carries that; the stand-in signs it as the service
+    does."""
     then: "Reply | None" = None
     """What the next request for the same number gets, and every later one. None: this reply again."""
 

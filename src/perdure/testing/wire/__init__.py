@@ -5,7 +5,7 @@ async with wire.serve("openai-chat", [calls(("job_status", {"job_id": "42"})), t
 """
 
 from perdure.testing.replies import Reply, ScriptedCall, ScriptExhaustedError, calls, fault, text
-from perdure.testing.wire.faults import CutAfter, Stall, Status
+from perdure.testing.wire.faults import CutAfter, Reindex, Repeat, Stall, Status
 from perdure.testing.wire.protocol import Received, Refusal
 from perdure.testing.wire.server import PROTOCOLS, WireServer, serve
 
@@ -14,6 +14,8 @@ __all__ = [
     "CutAfter",
     "Received",
     "Refusal",
+    "Reindex",
+    "Repeat",
     "Reply",
     "ScriptExhaustedError",
     "ScriptedCall",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
 from perdure.errors import ConfigurationError
 
@@ -33,6 +34,8 @@ class HttpRequest:
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes
+    query: Mapping[str, str] = field(default_factory=dict)
+    """The parameters behind the path."""
     too_large: bool = False
     """The body was longer than `MAX_BODY_BYTES` and is not kept."""
 
@@ -55,7 +58,7 @@ class HttpServer:
     def __init__(self, handler: Handler) -> None:
         if importlib.util.find_spec("h11") is None:
             raise ConfigurationError(
-                "the wire servers need h11", where="perdure.testing.wire", next="run: pip install 'perdure[openai]'"
+                "the wire servers need h11", where="perdure.testing.wire", next="run: pip install 'perdure[testing]'"
             )
         self._handler = handler
         self._connections: set[asyncio.Task[None]] = set()
@@ -123,9 +126,10 @@ class HttpServer:
                     body += event.data
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-                path = head.target.decode("latin-1").partition("?")[0]
+                path, _, query = head.target.decode("latin-1").partition("?")
                 method = head.method.decode("latin-1")
-                return HttpRequest(method, path, headers, bytes(body), too_large=size > MAX_BODY_BYTES)
+                too_large = size > MAX_BODY_BYTES
+                return HttpRequest(method, path, headers, bytes(body), dict(parse_qsl(query)), too_large)
             else:
                 return None
 

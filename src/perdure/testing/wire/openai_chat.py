@@ -6,7 +6,7 @@ streaming events beside them. `RULES` names every rule by which a request is ref
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from perdure.contracts.contract import JsonObject
 from perdure.contracts.messages import StopReason, Usage
@@ -16,6 +16,7 @@ from perdure.testing.wire.openai_parameters import PARAMETER_RULES, parameter_re
 from perdure.testing.wire.protocol import Answer, Received, Refusal
 
 PREFIX = "/v1"
+INDEXES = ("index",)
 PATH = "/v1/chat/completions"
 
 HTTP_RULES = {
@@ -59,9 +60,9 @@ _SCRIPTED = {
 class OpenAIChatWire:
     """The protocol; see `WireProtocol`."""
 
-    def check(self, request: Received, authorization: str) -> Refusal | JsonObject:
+    def check(self, request: Received, keys: Mapping[str, str]) -> Refusal | JsonObject:
         """The decoded body, or the first rule the request breaks."""
-        refusal = _gate(request, authorization)
+        refusal = _gate(request, keys.get("authorization", ""))
         if refusal is not None:
             return refusal
         try:

@@ -43,6 +43,8 @@ class Received:
     headers: Mapping[str, str]
     """Names in lower case; the values of those that carry a key are left out."""
     raw: bytes
+    query: Mapping[str, str] = field(default_factory=dict)
+    """The parameters behind the path; the value of one that carries a key is left out."""
     body: JsonObject = field(default_factory=dict)
     """The decoded body; empty when it was refused before it could be read."""
 
@@ -50,8 +52,14 @@ class Received:
 class WireProtocol(Protocol):
     """One provider's protocol."""
 
-    def check(self, request: Received, authorization: str) -> Refusal | JsonObject:
-        """The decoded body of a request the service would take, or why it would not."""
+    def check(self, request: Received, keys: Mapping[str, str]) -> Refusal | JsonObject:
+        """The decoded body of a request the service would take, or why it would not.
+
+        Args:
+            request: without what carries a key.
+            keys: the values of headers (by their names in lower case) and of query parameters (as `?name`) that carry
+                a key.
+        """
 
     def number(self, body: JsonObject) -> int:
         """How many replies of the model the body holds: the number of the reply it asks for."""

@@ -12,16 +12,18 @@ from pathlib import Path
 from perdure.contracts.contract import JsonObject
 from perdure.errors import ConfigurationError
 from perdure.testing.replies import REFUSALS, Reply, ScriptExhaustedError, reply_number
-from perdure.testing.wire.faults import CutAfter, Fault, FaultPlan, Stall, Status
+from perdure.testing.wire.faults import CutAfter, Fault, FaultPlan, Reindex, Repeat, Stall, Status, reindexed
 from perdure.testing.wire.http import AbortConnection, HangConnection, HttpRequest, HttpResponse, HttpServer
 from perdure.testing.wire.protocol import Answer, Received, Refusal, WireProtocol
 
 PROTOCOLS = {"openai-chat": "perdure.testing.wire.openai_chat"}
-"""The module of each known protocol; each has a `PROTOCOL` and a `PREFIX` (the path a base URL ends in)."""
+"""The module of each known protocol; each has a `PROTOCOL`, a `PREFIX` (the path a base URL ends in), its `RULES`, and
+`INDEXES` (the fields of a chunk that say which item a fragment belongs to)."""
 
 Replies = Sequence[Reply] | Callable[[JsonObject], Reply]
 
-_SECRET_HEADERS = ("authorization", "x-api-key", "api-key", "cookie")
+_SECRET_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie")
+_SECRET_PARAMETERS = ("key", "api_key", "access_token")
 
 
 class WireServer:
@@ -36,6 +38,7 @@ class WireServer:
         module = importlib.import_module(PROTOCOLS[protocol])
         self._protocol: WireProtocol = module.PROTOCOL
         self._prefix: str = module.PREFIX
+        self._indexes: tuple[str, ...] = module.INDEXES
         self._replies, self._faults, self._log = replies, FaultPlan(tuple(faults)), log
         self._chunk, self._delay_s = chunk, delay_ms / 1000
         self._asked: Counter[int] = Counter()
@@ -60,7 +63,8 @@ class WireServer:
     async def _handle(self, request: HttpRequest) -> HttpResponse:
         number = len(self.requests) + 1
         headers = {name: value for name, value in request.headers.items() if name not in _SECRET_HEADERS}
-        received = Received(number, request.method, request.path, headers, request.body)
+        query = {name: value for name, value in request.query.items() if name not in _SECRET_PARAMETERS}
+        received = Received(number, request.method, request.path, headers, request.body, query)
         self.requests.append(received)
         fault = self._faults.take(number)
         if isinstance(fault, Status):
@@ -83,12 +87,14 @@ class WireServer:
             return self._refuse(received, self._protocol.refused(reply))
         answer = self._protocol.answer(reply, checked, reply_no, self._chunk)
         self._note(received, 200, None, reply_no)
-        return _response(answer, fault)
+        return _response(_disturbed(answer, fault, self._indexes), fault)
 
     def _checked(self, request: HttpRequest, received: Received) -> Refusal | JsonObject:
         if request.too_large:
             return Refusal("body_too_large", "The request body is too large.", status=413)
-        return self._protocol.check(received, request.headers.get("authorization", ""))
+        keys = {name: value for name, value in request.headers.items() if name in _SECRET_HEADERS}
+        keys |= {f"?{name}": value for name, value in request.query.items() if name in _SECRET_PARAMETERS}
+        return self._protocol.check(received, keys)
 
     def _reply(self, body: JsonObject) -> tuple[Reply, int]:
         number = self._protocol.number(body)
@@ -129,15 +135,26 @@ class WireServer:
             file.write(json.dumps(line) + "\n")
 
 
-def _response(answer: Answer, fault: CutAfter | Stall | None) -> HttpResponse:
+def _disturbed(answer: Answer, fault: Fault | None, indexes: tuple[str, ...]) -> Answer:
+    """The answer with a piece sent twice, or with its indexes changed, as the fault says."""
+    if isinstance(fault, Repeat) and fault.piece < len(answer.pieces):
+        pieces = (*answer.pieces[: fault.piece + 1], *answer.pieces[fault.piece :])
+        return replace(answer, pieces=pieces)
+    if isinstance(fault, Reindex):
+        return replace(answer, pieces=tuple(reindexed(piece, indexes, fault.index) for piece in answer.pieces))
+    return answer
+
+
+def _response(answer: Answer, fault: Fault | None) -> HttpResponse:
     headers = {"Content-Type": answer.content_type}
     whole = b"".join(answer.pieces)
-    if fault is None and answer.ending == "end" and len(answer.pieces) == 1:
+    breaks = fault if isinstance(fault, CutAfter | Stall) else None
+    if breaks is None and answer.ending == "end" and len(answer.pieces) == 1:
         return HttpResponse(200, whole, headers)
-    limit = None if fault is None else fault.bytes
+    limit = None if breaks is None else breaks.bytes
     ending = answer.ending
-    if fault is not None and limit is not None and limit <= len(whole):
-        ending = "hang" if isinstance(fault, Stall) else "end" if fault.clean else "abort"
+    if breaks is not None and limit is not None and limit <= len(whole):
+        ending = "hang" if isinstance(breaks, Stall) else "end" if breaks.clean else "abort"
     return HttpResponse(200, _body(answer.pieces, limit, ending), headers)
 
 

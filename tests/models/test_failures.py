@@ -2,7 +2,7 @@
 
 import pytest
 
-from perdure.models.openai_errors import masked, retry_after
+from perdure.models.failures import masked, retry_after
 
 DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 
